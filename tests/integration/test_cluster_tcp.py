@@ -30,7 +30,6 @@ SERVICES = {
 }
 NOT_SERVED_YET = {
     "controller": ["Controller/ReassignPartitions"],
-    "fetcher-1": ["Fetcher/SetThrottle"],
 }
 
 

@@ -10,8 +10,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 from fake_leader import FakeLeader, FakeReplicaControl, LeaderLog
 
@@ -547,7 +545,8 @@ async def test_an_unreachable_leader_shows_in_describe(broker: Broker) -> None:
         assert not answer.fetchers[0].connected
 
 
-async def test_throttles_do_not_exist_yet(broker: Broker) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await broker.fetcher.SetThrottle(fetcher_pb2.SetThrottleRequest(bytes_per_second=1))
-    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+async def test_a_throttle_below_0_is_refused(broker: Broker) -> None:
+    given = await broker.fetcher.SetThrottle(fetcher_pb2.SetThrottleRequest(bytes_per_second=1))
+    assert not given.HasField("error")
+    refused = await broker.fetcher.SetThrottle(fetcher_pb2.SetThrottleRequest(bytes_per_second=-1))
+    assert refused.error.code == ErrorCode.INVALID_REQUEST

@@ -27,11 +27,12 @@ ARROWS = {
     "metadata": frozenset[str](),
     "log_storage": frozenset[str](),
     "log_storage_client": frozenset[str](),
-    "fetcher": frozenset({"log_storage_client"}),
-    "replica_manager": frozenset({"groups", "log_storage_client", "metadata"}),
+    "fetcher": frozenset({"log_storage_client", "quotas"}),
+    "replica_manager": frozenset({"groups", "log_storage_client", "metadata", "quotas"}),
     "controller": frozenset({"metadata"}),
     "console": frozenset({"client"}),
     "groups": frozenset[str](),
+    "quotas": frozenset[str](),
     "kube": frozenset({"client", "metadata", "log_storage.inspect"}),
     "spark": frozenset({"client", "console", "log_storage.inspect"}),
     # `highwater up` gives each service the settings that it knows.
@@ -46,7 +47,8 @@ ROOMS = {
         *("inspect", OWN_FILES),
     ),
     "replica_manager": (
-        *("partition", "storage", "replicas", "membership", "responses", "requests", "groups", "server"),
+        *("partition", "storage", "replicas", "membership", "responses", "requests", "groups"),
+        *("admission", "server"),
         OWN_FILES,
     ),
     "fetcher": ("follower", OWN_FILES),
@@ -78,7 +80,7 @@ SIDE_BY_SIDE = {
 }
 # Decisions: no I/O, no clock (docs/architecture.md).
 PURE = (
-    *("configuration", "model", "metadata/schema", "replica_manager/partition", "fetcher/follower"),
+    *("configuration", "model", "quotas", "metadata/schema", "replica_manager/partition", "fetcher/follower"),
     *("controller/state_machines", "controller/topics", "groups", "groups/records", "groups/assignors"),
     "client/membership",
 )

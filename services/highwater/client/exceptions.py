@@ -29,6 +29,9 @@ class HighwaterError(Exception):
 class RetriableError(HighwaterError):
     """The same call may succeed later, perhaps at another broker."""
 
+    retry_after_s = 0.0
+    """As a broker said with it, where a quota is exceeded; 0: at any time."""
+
 
 class NetworkError(RetriableError):
     """No broker could be reached, or a connection broke with requests in flight."""

@@ -22,6 +22,7 @@ from highwater.fetcher.follower.following import (
     Registration,
     fetcher_id_of,
 )
+from highwater.fetcher.follower_throttle import FollowerThrottle
 from highwater.model.partition import PartitionKey
 
 
@@ -59,11 +60,13 @@ class FetcherManager(Generic[Fetcher]):
         fetchers: int,
         retry_ms: int,
         now_ms: Callable[[], int],
+        throttle: FollowerThrottle | None = None,
     ) -> None:
         self._open_fetcher = open_fetcher
         self._count = fetchers
         self._retry_ms = retry_ms
         self._now_ms = now_ms
+        self.throttle = throttle or FollowerThrottle(now_ms)
         self._registration = Registration(-1, "")
         self._fetchers: dict[FetcherId, Fetcher] = {}
         self._followers: dict[PartitionKey, Follower] = {}
@@ -96,6 +99,9 @@ class FetcherManager(Generic[Fetcher]):
         elif following.registration != self._registration:
             raise ChangesOfAnotherError(f"changes to {following.registration}, known is {self._registration}")
         self._drop(following.removed)
+        self.throttle.configure(following.throttle_rate)
+        for key, partition in following.partitions.items():
+            self.throttle.list(key, partition.throttled)
         stopped, moved = self._take_replaced(following)
         reopen = following.registration.broker_epoch != self.broker_epoch
         self._registration = following.registration
@@ -147,6 +153,7 @@ class FetcherManager(Generic[Fetcher]):
         for key in keys:
             if self._followers.pop(key, None) is not None:
                 self._fetchers[self._leave_home(key)].remove(key)
+                self.throttle.list(key, listed=False)
 
     def _leave_home(self, key: PartitionKey) -> FetcherId:
         home = self._homes.pop(key)

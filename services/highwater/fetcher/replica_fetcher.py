@@ -42,6 +42,7 @@ from highwater.fetcher.follower.actions import (
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower_throttle import FollowerThrottle
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.settings import FetcherSettings
 from highwater.fetcher.wire import from_fetch_result, to_fetch_partition
@@ -66,6 +67,7 @@ MESSAGE_PARTITIONS = 250  # of one message to log-storage
 APPENDS_IN_FLIGHT = 2  # with data, of one fetcher; what bounds the memory of all is `FetchBudget`
 REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
 UNDER_WAY = APPENDS_IN_FLIGHT + REQUESTS_IN_FLIGHT
+LONGEST_HOLD_S = 0.5  # then the throttle is looked at anew: its rate may be another
 FIRST_RECONNECT_MS = 100
 LAST_RECONNECT_MS = 1_000
 FIRST_OVERDUE_MS = 1_500  # beyond what the leader may hold a fetch
@@ -96,6 +98,7 @@ class ReplicaFetcher:
         now_ms: Callable[[], int],
         *,
         budget: FetchBudget | None = None,
+        throttle: FollowerThrottle | None = None,
         supervisor: TaskSupervisor | None = None,
         certificates: Certificates | None = None,
         tracer: Tracer | None = None,
@@ -103,6 +106,8 @@ class ReplicaFetcher:
         self._spans = None if tracer is None else CopySpans(tracer, settings.broker_id)
         self._budget = budget or FetchBudget(settings.replica_fetch_total_max_bytes, UNDER_WAY)
         self._budget.join()
+        self._throttle = throttle or FollowerThrottle(now_ms)
+        self._held_back: asyncio.TimerHandle | None = None  # the next look at what the throttle holds back
         self._supervisor = supervisor or TaskSupervisor()
         self.identity = identity
         self.leader = leader
@@ -120,10 +125,12 @@ class ReplicaFetcher:
         self._places: NamedPlaces[FetchPosition] = NamedPlaces()
         self._incremental = False  # the leader remembers what it was told in this session
         self._leader_left_some = False  # its latest response had not room for all
+        self._leader_pauses_until_ms = 0  # it holds back what it throttles, and answers at once for nothing of it
         # Those of the followers of which it says so: a round goes over these alone.
         self._leader_has_more: dict[PartitionKey, None] = {}
         self._marks_behind: dict[PartitionKey, None] = {}
         self._delayed: dict[PartitionKey, None] = {}
+        self._throttled: dict[PartitionKey, None] = {}  # held back at the last look
         self._asked: deque[_Asked] = deque()
         self._acked_since_asked = False  # the request that waits at the leader does not tell the acked offset
         self._appends_in_flight = 0
@@ -162,8 +169,9 @@ class ReplicaFetcher:
         tasks = [*self._calls] if self._session is None else [self._session, *self._calls]
         for task in tasks:
             task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._held_back):
+            if timer is not None:
+                timer.cancel()
         self._followers.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._forget_requests()
@@ -189,7 +197,7 @@ class ReplicaFetcher:
         self._followers.pop(key, None)
         self._fetch_order.remove(key)
         self._places.removed(key)
-        for kept in (self._leader_has_more, self._marks_behind, self._delayed):
+        for kept in (self._leader_has_more, self._marks_behind, self._delayed, self._throttled):
             kept.pop(key, None)
         if self._spans is not None:
             self._spans.forget(key)
@@ -326,11 +334,36 @@ class ReplicaFetcher:
 
     def _position(self, key: PartitionKey) -> FetchPosition | None:
         follower = self._followers.get(key)
-        return None if follower is None else follower.position()
+        if follower is None:
+            return None
+        if held_back_ms := self._throttle.held_back_ms(follower):
+            self._hold_back(key, held_back_ms)
+            return None
+        return follower.position()
+
+    def _hold_back(self, key: PartitionKey, held_back_ms: int) -> None:
+        """Nothing of it is fetched now (RULES 4.14): to the leader it is forgotten, and named again later."""
+        self._throttled[key] = None
+        if self._held_back is None:
+            pause_s = min(held_back_ms / 1000, LONGEST_HOLD_S)
+            self._held_back = asyncio.get_running_loop().call_later(pause_s, self._let_go)
+
+    def _let_go(self) -> None:
+        self._held_back = None
+        throttled, self._throttled = self._throttled, {}
+        for key in throttled:
+            if key in self._followers:
+                self._places.changed(key)
+        self._wake.set()
 
     def _is_answered_at_once(self) -> bool:
         """Tells whether the leader has more for the next request, so that no acked offset waits behind it."""
-        return self._settings.replica_fetch_min_bytes <= 1 and (self._leader_left_some or bool(self._leader_has_more))
+        if self._settings.replica_fetch_min_bytes > 1:
+            return False
+        # While either end throttles, nobody knows which of them it has more for (RULES 4.14).
+        throttling = self._throttled or self._now_ms() < self._leader_pauses_until_ms
+        has_more = bool(self._leader_has_more) and not throttling
+        return self._leader_left_some or has_more
 
     def _received(self, response: broker_pb2.FetchResponse) -> None:
         if not self._asked or response.correlation_id != self._asked[0].correlation_id:
@@ -343,6 +376,7 @@ class ReplicaFetcher:
             raise StreamEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
         self._places.answered()
         self._incremental, self._leader_left_some = response.incremental, response.more
+        self._leader_pauses_until_ms = self._now_ms() + response.throttle_ms
         self.connected = True
         self._reconnect_ms = FIRST_RECONNECT_MS
         self._overdue_ms = FIRST_OVERDUE_MS
@@ -374,6 +408,8 @@ class ReplicaFetcher:
             self._metrics.fetched_bytes.inc(len(answer.fetched.records))
             if self._spans is not None and result.traceparents:
                 self._spans.begin(follower, result.traceparents, len(answer.fetched.records))
+            awaited = result.awaited or position.fetch_offset >= answer.high_watermark
+            self._throttle.copied(follower.key, len(answer.fetched.records), awaited=awaited)
         return follower.fetched(answer, now_ms)
 
     def _told(self, follower: Follower, generation: int, tell: Callable[[], Sequence[Action]]) -> list[Step]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import grpc
 import grpc.aio
 
+from highwater.errors import ErrorCode
 from highwater.fetcher.config_watch import ConfigWatch
 from highwater.fetcher.fetch_budget import FetchBudget
 from highwater.fetcher.fetcher_manager import FetcherManager
@@ -105,6 +106,7 @@ class FetcherService:
             self._counted,
             monotonic_ms,
             budget=self._budget,
+            throttle=self.manager.throttle,
             supervisor=self._supervisor,
             certificates=self._certificates,
             tracer=self._tracer,
@@ -210,7 +212,13 @@ class FetcherServicer(fetcher_pb2_grpc.FetcherServicer):
         request: fetcher_pb2.SetThrottleRequest,
         context: grpc.aio.ServicerContext[fetcher_pb2.SetThrottleRequest, fetcher_pb2.SetThrottleResponse],
     ) -> fetcher_pb2.SetThrottleResponse:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "replication quotas do not exist yet: do not set a throttle")
+        rate = request.bytes_per_second
+        if rate < 0:
+            message = f"{rate} bytes a second: 0 and above are allowed"
+            return fetcher_pb2.SetThrottleResponse(error=to_proto(ErrorCode.INVALID_REQUEST, message))
+        self._manager.throttle.give(rate or None)
+        logger.info("throttle given %s", pairs(bytes_per_second=rate))
+        return fetcher_pb2.SetThrottleResponse()
 
 
 def _describe(follower: Follower) -> fetcher_pb2.FollowedPartitionDescription:

@@ -30,6 +30,7 @@ def from_following(message: replica_control_pb2.Following) -> Following:
             each.topic,
             LeaderEndpoint(each.leader_address, each.leader_broker_epoch),
             Followed(each.leader, each.leader_epoch, each.unclean_epoch, message.log_storage_incarnation),
+            each.throttled,
         )
     return Following(
         message.broker_id,
@@ -37,6 +38,7 @@ def from_following(message: replica_control_pb2.Following) -> Following:
         partitions,
         message.changes,
         tuple(removed) if message.changes else (),
+        message.throttled_bytes_per_second or None,
     )
 
 

@@ -21,6 +21,9 @@ from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
+from highwater.replica_manager.admission import quota_configs
+from highwater.replica_manager.admission.quota_configs import QuotaConfigs
+from highwater.replica_manager.admission.throttling import Throttling
 from highwater.replica_manager.broker_config import BrokerConfig
 from highwater.replica_manager.callers import Identification, authorization_of
 from highwater.replica_manager.coordination import group_coordinator
@@ -220,6 +223,13 @@ class ReplicaManagerService:
             tracer=self._tracer,
             traced=traced,
         )
+        self._throttling = Throttling(
+            throttled=self._counted.throttled, refused=self._counted.refused_calls["quota"].inc
+        )
+        self.configs.view.subscribe(
+            QuotaConfigs(settings.broker_id, self._throttling, self.replica_manager.replication_rates_changed),
+            quota_configs.KINDS,
+        )
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
 
@@ -254,9 +264,14 @@ class ReplicaManagerService:
                 unread=unread,
                 authorization=self.authorization,
                 replicas=self._identification.replicas(name),
+                throttling=self._throttling,
             ).add_to(server)
             forwarder = ControllerForwarder(
-                forwarding, functools.partial(replica_manager.metadata.reached_by, name), self.authorization
+                forwarding,
+                functools.partial(replica_manager.metadata.reached_by, name),
+                self.authorization,
+                self._throttling,
+                replica_manager.metadata.partition_count,
             )
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
             GroupServicer(self.group_coordinator, Listener(name, internal), self.authorization).add_to(server)

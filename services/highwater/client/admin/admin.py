@@ -489,6 +489,8 @@ class Admin:
                     response = await self._call_directly(method, request, timeout_s)
                 _check(response.error)
             except RetriableError as error:
+                if error.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
+                    error.retry_after_s = response.throttle_ms / 1000
                 self._cluster.request_refresh()
                 if failed is not None:
                     failed.append(error)
@@ -509,17 +511,19 @@ class Admin:
         return response
 
     async def _retried(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        """Tries again after a retriable error, until `request_timeout_ms` is over."""
+        """Tries again after a retriable error, until `request_timeout_ms` is over; not before the time that a broker
+        says."""
         deadline = monotonic() + self._cluster.request_timeout_s
         delay_s = self._backoff_s
         while True:
             try:
                 return await attempt()
-            except RetriableError:
+            except RetriableError as error:
                 self._check_running()
-                if monotonic() + delay_s > deadline:
+                pause_s = max(delay_s, error.retry_after_s)
+                if monotonic() + pause_s > deadline:
                     raise
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(pause_s)
             delay_s = min(delay_s * 2, self._backoff_max_s)
 
 

@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from logging import INFO
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
 
+from highwater.client.cluster.throttle import Throttle, ThrottleTimes
 from highwater.client.cluster.tls import target
 from highwater.client.cluster.token import Token
 from highwater.client.exceptions import (
@@ -47,6 +49,7 @@ _REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
+CLIENT_ID = "client-id"  # in a call's metadata, percent-encoded
 HANG_UP_TIMEOUT_S = 0.5  # for a broker to end a stream that the client has ended
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -55,8 +58,12 @@ class Correlated(Protocol):
     correlation_id: int
 
 
+class Answer(Correlated, Protocol):
+    throttle_ms: int
+
+
 RequestT = TypeVar("RequestT", bound=Correlated)
-ResponseT = TypeVar("ResponseT", bound=Correlated)
+ResponseT = TypeVar("ResponseT", bound=Answer)
 
 
 class NotServedError(HighwaterError):
@@ -138,9 +145,12 @@ class RequestStream(Generic[RequestT, ResponseT]):
     The queue of requests to write is bounded by its callers: so many requests a partition.
     """
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT], address: str) -> None:
+    def __init__(
+        self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT], address: str, throttle: Throttle | None = None
+    ) -> None:
         self._call = call
         self._address = address
+        self._throttle = throttle or Throttle(ThrottleTimes())
         self._waiting: dict[int, _Waiting[ResponseT]] = {}
         self._outgoing: deque[RequestT] = deque()
         self._wake = asyncio.Event()
@@ -167,9 +177,10 @@ class RequestStream(Generic[RequestT, ResponseT]):
 
     @property
     def oldest_wait_s(self) -> float:
-        """Seconds that the oldest request has gone without an answer."""
+        """Seconds that the oldest request has gone without an answer, those aside for which the broker has said that it
+        reads none."""
         for waiting in self._waiting.values():
-            return time.monotonic() - waiting.sent_s
+            return max(0.0, time.monotonic() - max(waiting.sent_s, self._throttle.until_s))
         return 0.0
 
     @property
@@ -243,6 +254,7 @@ class RequestStream(Generic[RequestT, ResponseT]):
                     self.fail(transport_error(cause, self._address))
                     return
                 self._answered_s = time.monotonic()
+                self._throttle.answered(response.throttle_ms)
                 waiting = self._waiting.pop(response.correlation_id, None)
                 if waiting is not None:
                     waiting.on_answer(response)
@@ -272,13 +284,24 @@ class RequestStream(Generic[RequestT, ResponseT]):
 
 class Connection:
     """One channel to one address, opened at the first use, and anew where it cannot connect. Requests raise
-    `HighwaterError`s only."""
+    `HighwaterError`s only. `client_id` is how the client names itself to the broker."""
 
-    def __init__(self, address: str, certificates: Certificates | None = None, token: Token | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        certificates: Certificates | None = None,
+        token: Token | None = None,
+        *,
+        client_id: str = "",
+        throttle_times: ThrottleTimes | None = None,
+    ) -> None:
         """`certificates`: those of a client that speaks TLS. `token`: that which every call carries."""
         self.address = address
         self._certificates = certificates
         self._token = token
+        self._client_id = ((CLIENT_ID, quote(client_id)),) if client_id else ()
+        times = throttle_times or ThrottleTimes()
+        self.produce_throttle, self.fetch_throttle = Throttle(times), Throttle(times)
         self._link: ReplaceableChannel | None = None
         self._stub: Any = None
         self._produce: RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse] | None = None
@@ -304,17 +327,20 @@ class Connection:
     @property
     def call_options(self) -> dict[str, Any]:
         """The options that each call is to have beside its request."""
-        return {} if self._token is None else {"metadata": self._token.metadata}
+        metadata = (*self._client_id, *(() if self._token is None else self._token.metadata))
+        return {"metadata": metadata} if metadata else {}
 
     def produce_stream(self) -> RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse]:
         """The stream in use, or a new one where it broke."""
         if self._produce is None or self._produce.broken is not None:
-            self._produce = RequestStream(self.stub.ProduceStream(**self.call_options), self.address)
+            self._produce = RequestStream(
+                self.stub.ProduceStream(**self.call_options), self.address, self.produce_throttle
+            )
         return self._produce
 
     def fetch_stream(self) -> RequestStream[broker_pb2.FetchRequest, broker_pb2.FetchResponse]:
         if self._fetch is None or self._fetch.broken is not None:
-            self._fetch = RequestStream(self.stub.FetchStream(**self.call_options), self.address)
+            self._fetch = RequestStream(self.stub.FetchStream(**self.call_options), self.address, self.fetch_throttle)
         return self._fetch
 
     def overdue(self, timeout_s: float) -> list[RequestStream[Any, Any]]:

@@ -134,6 +134,11 @@ class FetchSession:
 
     # Requests
 
+    @property
+    def paused_until_ms(self) -> float:
+        """Until then the leader has asked to be sent nothing, for a quota."""
+        return self._connection.fetch_throttle.until_s * 1000
+
     def request(self, now_ms: float) -> None:
         """Sends the request that is due now, if one is."""
         if len(self._requests) > 1:

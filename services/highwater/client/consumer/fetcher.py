@@ -137,10 +137,14 @@ class Fetcher:
             self._look_at(buffer, now_ms)
         if self._leaderless:
             self._cluster.request_refresh()
+        due_ms = self._retry_at_ms
         if self._buffered_bytes < settings.max_bytes:
             for session in self._sessions.values():
-                session.request(now_ms)
-        self._set_timer(min(SWEEP_MS, self._retry_at_ms - now_ms))
+                if session.paused_until_ms > now_ms:
+                    due_ms = min(due_ms, session.paused_until_ms)
+                else:
+                    session.request(now_ms)
+        self._set_timer(min(SWEEP_MS, due_ms - now_ms))
 
     def _look_at(self, buffer: FetchBuffer, now_ms: float) -> None:
         partition = buffer.partition

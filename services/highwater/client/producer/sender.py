@@ -232,7 +232,12 @@ class Sender:
                 else:
                     by_leader.setdefault(leader, []).append(accumulator)
         for leader, accumulators in by_leader.items():
-            self._send(leader, accumulators, now_ms)
+            paused_until_ms = leader.produce_throttle.until_s * 1000
+            if paused_until_ms > now_ms:
+                for accumulator in accumulators:
+                    self._due_at(accumulator, paused_until_ms)
+            else:
+                self._send(leader, accumulators, now_ms)
         for accumulator in changed:
             self._note_due(accumulator, now_ms)
         if self._active:
@@ -258,6 +263,9 @@ class Sender:
             due_ms = batch.opened_ms + self._settings.linger_ms
         else:
             return
+        self._due_at(accumulator, due_ms)
+
+    def _due_at(self, accumulator: PartitionAccumulator, due_ms: float) -> None:
         if due_ms < accumulator.due_ms:
             accumulator.due_ms = due_ms
             self._due_count += 1

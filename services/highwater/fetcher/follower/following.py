@@ -40,6 +40,7 @@ class FollowedPartition:
     topic: str
     leader: LeaderEndpoint
     followed: Followed
+    throttled: bool = False  # RULES 4.14
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Following:
     partitions: Mapping[PartitionKey, FollowedPartition]
     changes: bool = False  # `partitions` are those that changed; False: they are all
     removed: tuple[PartitionKey, ...] = ()  # followed no more, before `partitions` is taken
+    throttle_rate: float | None = None  # bytes a second of what is throttled; None: any number
 
 
 def fetcher_id_of(key: PartitionKey, leader: int, fetchers: int) -> FetcherId:

@@ -374,6 +374,11 @@ class Leadership:
         self.high_watermark = lowest
         return True
 
+    def awaits(self, broker_id: int, now_ms: int) -> bool:
+        """Tells whether the high watermark waits for this follower (5.1): its traffic is not throttled then (4.14)."""
+        replica = self.followers.get(broker_id)
+        return replica is not None and (replica.counts_for_high_watermark or self._is_about_to_join(replica, now_ms))
+
     def _is_about_to_join(self, replica: Replica, now_ms: int) -> bool:
         """Caught up lately, so that the high watermark must not run away from it; one that was killed, or taken out of
         the ISR because it copies nothing any more (7.7), must not hold it (5.1)."""

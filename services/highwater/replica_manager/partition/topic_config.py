@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from highwater.quotas.throttled_replicas import NONE_THROTTLED, ThrottledReplicas, parse_throttled_replicas
+
 LONG_MAX = 2**63 - 1
 # Kafka's defaults.
 TIMESTAMP_BEFORE_MAX_MS = LONG_MAX
@@ -20,6 +22,8 @@ class TopicConfig:
     # How far from the broker's clock a record's time may be; None: the broker gives it its own (LogAppendTime).
     timestamp_before_max_ms: int | None = TIMESTAMP_BEFORE_MAX_MS
     timestamp_after_max_ms: int | None = TIMESTAMP_AFTER_MAX_MS
+    leader_throttled: ThrottledReplicas = NONE_THROTTLED  # whose traffic their leader bounds (RULES 4.14)
+    follower_throttled: ThrottledReplicas = NONE_THROTTLED  # whose traffic they bound themselves
 
 
 def parse(
@@ -36,6 +40,8 @@ def parse(
         compacted="compact" in (policy.strip() for policy in config.get("cleanup.policy", cleanup_policy).split(",")),
         timestamp_before_max_ms=None if append_time else _number(config.get(before), TIMESTAMP_BEFORE_MAX_MS, 0),
         timestamp_after_max_ms=None if append_time else _number(config.get(after), TIMESTAMP_AFTER_MAX_MS, 0),
+        leader_throttled=parse_throttled_replicas(config.get("leader.replication.throttled.replicas")),
+        follower_throttled=parse_throttled_replicas(config.get("follower.replication.throttled.replicas")),
     )
 
 

@@ -20,6 +20,7 @@ class FollowedPartitions:
         self._by_leader: dict[int, dict[PartitionKey, None]] = {}
         self._places: dict[int, _Place | None] = {}  # of the leaders of `_by_leader`, as of the latest `take_changes`
         self._changed: dict[PartitionKey, None] = {}
+        self._throttled: set[PartitionKey] = set()  # RULES 4.14
 
     def follow(self, key: PartitionKey, topic: str, follow: Follow) -> None:
         self._leave_leader(key)
@@ -35,6 +36,15 @@ class FollowedPartitions:
         del self._follows[key]
         self._changed[key] = None
         return True
+
+    def set_throttled(self, key: PartitionKey, throttled: bool) -> bool:
+        """Returns whether that is news to a fetcher."""
+        if (key in self._throttled) is throttled:
+            return False
+        (self._throttled.add if throttled else self._throttled.discard)(key)
+        if key in self._follows:
+            self._changed[key] = None
+        return key in self._follows
 
     def _leave_leader(self, key: PartitionKey) -> None:
         before = self._follows.get(key)
@@ -67,4 +77,12 @@ class FollowedPartitions:
         if place is None:
             return None
         address, broker_epoch = place
-        return Followed(topic, follow.leader, address, broker_epoch, follow.leader_epoch, follow.unclean_epoch)
+        return Followed(
+            topic,
+            follow.leader,
+            address,
+            broker_epoch,
+            follow.leader_epoch,
+            follow.unclean_epoch,
+            key in self._throttled,
+        )

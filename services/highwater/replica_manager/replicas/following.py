@@ -18,6 +18,7 @@ class Followed:
     leader_broker_epoch: int  # of the registration that has this address (RULES 4.9)
     leader_epoch: int
     unclean_epoch: int  # RULES 4.4
+    throttled: bool = False  # RULES 4.14
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,4 @@ class Following:
     partitions: Mapping[PartitionKey, Followed]
     changes: bool = False  # `partitions` are those that changed; False: they are all
     removed: tuple[PartitionKey, ...] = ()  # followed no more, before `partitions` is taken
+    throttle_rate: float | None = None  # bytes a second of what is throttled; None: any number

@@ -34,6 +34,7 @@ class FollowingLog:
         self._version = 0
         self._whole_since = 0  # who has been told of an earlier version is told everything
         self._registration: tuple[int, str] | None = None  # broker epoch, log-storage incarnation
+        self._throttle_rate: float | None = None
 
     @property
     def version(self) -> int:
@@ -57,6 +58,12 @@ class FollowingLog:
             self._registration = (broker_epoch, log_storage_incarnation)
             self._version = version
             self._forget_removals()
+
+    def set_throttle_rate(self, rate: float | None) -> None:
+        """It is in every message, and a change of it is one."""
+        if rate != self._throttle_rate:
+            self._throttle_rate = rate
+            self._version += 1
 
     def _take(self, key: PartitionKey, followed: Followed | None, version: int) -> None:
         before = self._changes.get(key)
@@ -86,7 +93,7 @@ class FollowingLog:
             return None
         broker_epoch, incarnation = self._registration
         if whole or version < self._whole_since:
-            return Following(broker_epoch, incarnation, self.followed())
+            return Following(broker_epoch, incarnation, self.followed(), throttle_rate=self._throttle_rate)
         partitions, removed = {}, []
         for key, change in reversed(self._changes.items()):
             if change.version <= version:
@@ -95,7 +102,7 @@ class FollowingLog:
                 removed.append(key)
             if change.followed is not None:
                 partitions[key] = change.followed
-        return Following(broker_epoch, incarnation, partitions, changes=True, removed=tuple(removed))
+        return Following(broker_epoch, incarnation, partitions, True, tuple(removed), self._throttle_rate)
 
     def followed(self) -> dict[PartitionKey, Followed]:
         """Everything that is followed."""

@@ -21,7 +21,16 @@ class FollowingWatch:
         """As `FollowingLog.publish`; wakes those who wait where there is news."""
         before = self.log.version
         self.log.publish(broker_epoch, log_storage_incarnation, changes)
-        if self.log.version != before:
+        self._wake_after(before)
+
+    def set_throttle_rate(self, rate: float | None) -> None:
+        """As `FollowingLog.set_throttle_rate`; wakes those who wait where there is news."""
+        before = self.log.version
+        self.log.set_throttle_rate(rate)
+        self._wake_after(before)
+
+    def _wake_after(self, version: int) -> None:
+        if self.log.version != version:
             self._changed.set()
             self._changed = asyncio.Event()
 

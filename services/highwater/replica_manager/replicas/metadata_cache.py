@@ -153,6 +153,11 @@ class MetadataCache:
         topic_id = self._ids.get(topic)
         return None if topic_id is None else self._topics[topic_id]
 
+    def partition_count(self, topic: str) -> int:
+        """Of the newest topic of that name; 0: none is known."""
+        found = self.by_name(topic)
+        return 0 if found is None else len(found.partitions)
+
     def by_id(self, topic_id: bytes) -> CachedTopic | None:
         return self._topics.get(topic_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from highwater.quotas.client_quotas import Quota
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
 from highwater.telemetry.metrics import LATENCY_BUCKETS_S, Metrics
 from highwater.telemetry.request_times import RequestMetrics
@@ -48,7 +49,18 @@ class ReplicaManagerMetrics:
             role: self.requests.of("FetchFollower" if role == "replica" else "FetchConsumer")
             for role in ("replica", "consumer", "debug")
         }
+        throttled = metrics.counter("throttled_requests", "Requests whose client was told to pause", ("quota",))
+        self.throttled_requests = {quota: throttled.labels(quota.value) for quota in Quota}
+        paused = metrics.counter("throttle_seconds", "Time that clients were told to pause", ("quota",))
+        self.throttle_seconds = {quota: paused.labels(quota.value) for quota in Quota}
+        refused = metrics.counter("refused_calls", "Calls and requests refused before any work", ("cause",))
+        self.refused_calls = {cause: refused.labels(cause) for cause in ("quota",)}
         self.unread_responses = metrics.counter("unread_responses", "Connections closed: a response was not taken")
+
+    def throttled(self, quota: Quota, pause_s: float) -> None:
+        """A client is told to pause."""
+        self.throttled_requests[quota].inc()
+        self.throttle_seconds[quota].inc(pause_s)
 
 
 def export_traffic(metrics: Metrics, traffic: TopicTraffic) -> None:

@@ -12,6 +12,7 @@ from highwater.log_storage_client.client import LogStorageClient
 from highwater.metadata.schema.models import LiveBroker, VersionedState
 from highwater.metadata.state.partition_states import Outcome, StateWriteResult
 from highwater.model.partition import PartitionKey
+from highwater.quotas.replication_quota import Rates, ReplicationQuota
 from highwater.replica_manager.partition import actions as act
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions
 from highwater.replica_manager.partition.partition import Partition
@@ -108,6 +109,7 @@ class ReplicaManager:
         self._live = act.LiveBrokers()
         self._followed = FollowedPartitions()
         self._publishing = False
+        self.leader_quota = ReplicationQuota()
 
     # What the requests ask
 
@@ -137,6 +139,11 @@ class ReplicaManager:
             cleanup_policy=self._cleanup_policy,
         )
 
+    def replication_rates_changed(self, rates: Rates) -> None:
+        """The rates at which this broker replicates what is throttled (RULES 4.14)."""
+        self.leader_quota.set_rate(rates.leader, self.now_ms() / 1000)
+        self.following.set_throttle_rate(rates.follower)
+
     # Hosting
 
     def host(self, key: PartitionKey, topic: str, config: Mapping[str, str]) -> HostedPartition:
@@ -159,6 +166,9 @@ class ReplicaManager:
             self.perform(hosted, partition.brokers_changed(self._live, self.now_ms()))
         hosted.topic_config = config
         hosted.config = self.topic_config(config)
+        throttled = (key.partition, self.broker_id) in hosted.config.follower_throttled
+        if self._followed.set_throttled(key, throttled):
+            self._publish_soon()
         return hosted
 
     def settings_changed(

@@ -79,6 +79,7 @@ class FetchParams:
     room: ResponseRoom = field(default_factory=ResponseRoom)  # whoever sends the answer gives it back
     access: Access | None = None  # of a consumer; None: nobody is asked what it may read
     span: Span | None = None  # where it is traced; whoever sends the answer ends it
+    client_id: str = ""
 
 
 class FetchHandler:

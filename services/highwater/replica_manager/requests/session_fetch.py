@@ -23,6 +23,7 @@ _ENOUGH_BYTES = 1 << 62
 # loop, and so many told in one answer: leases are among what waits for it.
 TAKEN_AT_ONCE = 250
 TOLD_AT_ONCE = 1_000
+SHORTEST_WAIT_S = 0.005  # for a throttle: the clock's steps are a millisecond
 
 
 class _Found(NamedTuple):
@@ -32,14 +33,17 @@ class _Found(NamedTuple):
     unread: list[PartitionKey]  # there is more to read than the answer has room for
     complete: bool
     starved: bool  # there is something to read, and no room for it in the budget of all responses
+    held_back: list[PartitionKey]  # there is something to read, for which a throttle has to be waited for
+    held_back_s: float  # the longest of these waits
 
     def keys(self) -> list[PartitionKey]:
-        return [*(part.key for _, part in self.parts), *self.unread]
+        return [*(part.key for _, part in self.parts), *self.unread, *self.held_back]
 
 
 class SessionAnswer(NamedTuple):
     results: list[FetchedPart]
     more: bool  # there was not room for all that can be read
+    throttle_s: float  # for so long nothing comes of what is throttled (RULES 4.14)
 
 
 class SessionFetch:
@@ -181,10 +185,13 @@ class SessionFetch:
                     return self._tell(found)
                 self._put_back(found.keys())
                 params.room.release()
+                wait_s = left_ms / 1000
+                if found.held_back:
+                    wait_s = min(wait_s, max(found.held_back_s, SHORTEST_WAIT_S))
                 del found  # what it holds is found again
                 sessions.waiting += 1
                 try:
-                    await params.wait.wait(left_ms / 1000)
+                    await params.wait.wait(wait_s)
                 finally:
                     sessions.waiting -= 1
         finally:
@@ -213,6 +220,8 @@ class SessionFetch:
         moved, self._moved = self._moved, {}
         parts: list[tuple[Place, FetchedPart]] = []
         unread: list[PartitionKey] = []
+        held_back: list[PartitionKey] = []
+        longest_s = 0.0
         complete, starved = not self._answered or self._untold, False
         full = False  # it has less room than it wants, or there is more to read than it has room for
 
@@ -257,6 +266,10 @@ class SessionFetch:
             self._marks[key] = None
             if hosted is None or found.readable_end <= place.part.fetch_offset:
                 continue
+            if (held_back_s := self._role.held_back_s(place)) > 0:
+                held_back.append(key)
+                longest_s = max(longest_s, held_back_s)
+                continue
             if reads is None and not starved:
                 wanted = self._wanted_bytes(params, moved)
                 granted = params.room.take(wanted)
@@ -275,7 +288,7 @@ class SessionFetch:
         unread += not_looked_at
         self._missing_bytes += params.min_bytes - total
         enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
-        return _Found(parts, unread, complete or enough, starved)
+        return _Found(parts, unread, complete or enough, starved, held_back, longest_s)
 
     def _put_back(self, keys: Iterable[PartitionKey]) -> None:
         """They have not had their turn: they stay in front of what moved since."""
@@ -287,6 +300,7 @@ class SessionFetch:
         for place, part in found.parts:
             if self._places.get(part.key) is place:
                 place.used_up = True
+                self._role.told(place, part)
                 results.append(self._told(part))
         for key in list(self._early):
             results.append(self._told(self._role.admitted(self._places[key])))
@@ -306,8 +320,8 @@ class SessionFetch:
         left = dict.fromkeys(telling)
         self._untold = bool(left)
         self._marks = {**left, **self._marks}
-        self._put_back(found.unread)
-        return SessionAnswer(results, bool(found.unread))
+        self._put_back([*found.unread, *found.held_back])
+        return SessionAnswer(results, bool(found.unread), self._role.pause_s())
 
     def _told(self, part: FetchedPart) -> FetchedPart:
         """A place that is answered with an error or a divergence is forgotten."""

@@ -20,6 +20,7 @@ from highwater.replica_manager.responses.fetch_parts import (
     for_replica,
     read_refusal,
 )
+from highwater.rpc.embedding import size_of
 from highwater.security.access import Access
 
 Note = Callable[[FetchSession, FetchPart], FetchVerdict]
@@ -64,6 +65,15 @@ class SessionRole(Protocol):
     def admitted(self, place: Place) -> FetchedPart:
         """The answer about one partition before anything is read: error, offsets, and how far it may be read."""
 
+    def held_back_s(self, place: Place) -> float:
+        """Tells how long what may be read there is held back, for a throttle (RULES 4.14); 0: not at all."""
+
+    def told(self, place: Place, part: FetchedPart) -> None:
+        """The next answer has this of it."""
+
+    def pause_s(self) -> float:
+        """Tells how long the session is to expect nothing more of what is throttled, after an answer."""
+
     def closed(self) -> None:
         """The session is over."""
 
@@ -78,6 +88,7 @@ class ReplicaRole:
         self._replica_manager = replica_manager
         self._session = session
         self._note = note
+        self._has_throttled = False  # the next answer has, or had to hold back, some of what is throttled
 
     def requested(self) -> None:
         """Taken last, as what the request has dropped does not stand in it."""
@@ -122,6 +133,41 @@ class ReplicaRole:
             return FetchedPart(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return for_replica(place.part, hosted.partition, verdict)
 
+    def held_back_s(self, place: Place) -> float:
+        if not self._is_throttled(place):
+            return 0.0
+        self._has_throttled = True
+        return self._replica_manager.leader_quota.wait_s(self._replica_manager.now_ms() / 1000)
+
+    def told(self, place: Place, part: FetchedPart) -> None:
+        if self._is_throttled(place):
+            self._replica_manager.leader_quota.moved(size_of(part.pieces), self._replica_manager.now_ms() / 1000)
+        hosted = self._replica_manager.hosted.get(part.key)
+        if hosted is not None and (part.key.partition, self._session.broker_id) in hosted.config.follower_throttled:
+            leadership = hosted.partition.leadership
+            part.awaited = leadership is not None and self._is_awaited(leadership)
+
+    def pause_s(self) -> float:
+        has_throttled, self._has_throttled = self._has_throttled, False
+        return (
+            self._replica_manager.leader_quota.wait_s(self._replica_manager.now_ms() / 1000) if has_throttled else 0.0
+        )
+
+    def _is_throttled(self, place: Place) -> bool:
+        """A listed replica, of a follower that no commit waits for (RULES 4.14)."""
+        if self._replica_manager.leader_quota.rate is None:
+            return False
+        key = place.part.key
+        hosted = self._replica_manager.hosted.get(key)
+        leadership = None if hosted is None else hosted.partition.leadership
+        if hosted is None or leadership is None:
+            return False
+        listed = (key.partition, self._replica_manager.broker_id) in hosted.config.leader_throttled
+        return listed and not self._is_awaited(leadership)
+
+    def _is_awaited(self, leadership: Leadership) -> bool:
+        return leadership.awaits(self._session.broker_id, self._replica_manager.now_ms())
+
     def closed(self) -> None:
         """The stream tells the broker: it is not only this session's."""
 
@@ -161,6 +207,16 @@ class ConsumerRole:
         if hosted is None:
             return FetchedPart(key, self._replica_manager.absent(key))
         return for_consumer(place.part, hosted.partition)
+
+    def held_back_s(self, place: Place) -> float:
+        """A consumer's quota is its stream's."""
+        return 0.0
+
+    def told(self, place: Place, part: FetchedPart) -> None:
+        """The stream charges the whole answer."""
+
+    def pause_s(self) -> float:
+        return 0.0
 
     def closed(self) -> None:
         self._replica_manager.purgatory.sessions.close_consumers()

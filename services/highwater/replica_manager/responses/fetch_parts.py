@@ -56,6 +56,7 @@ class FetchedPart:
     leader: int = -1
     leader_epoch: int = -1
     readable_end: int = NOTHING  # whoever asks may read up to there: nothing, where that is not above the fetch offset
+    awaited: bool = False  # by the high watermark, of a replica that throttles itself (RULES 4.14)
 
 
 def read_refusal(key: PartitionKey, access: Access) -> FetchedPart | None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import grpc
@@ -16,12 +16,15 @@ from highwater.errors import ErrorCode
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
+from highwater.quotas.client_quotas import Quota
+from highwater.replica_manager.admission.throttling import CallCharges, Throttling
 from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.offsets import CONSUMER, EpochQuery, ListedOffset, OffsetQuery, OffsetsHandler
-from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
+from highwater.replica_manager.requests.produce import ProduceHandler
+from highwater.replica_manager.responses.fetch_parts import FetchRole
 from highwater.replica_manager.server.fetch_stream import (
     FetchStream,
     fetch_error,
@@ -30,12 +33,14 @@ from highwater.replica_manager.server.fetch_stream import (
     fetch_response,
     fetch_span,
     role_refusal,
+    size_of_all,
     traced,
 )
 from highwater.replica_manager.server.list_batches import list_batches
 from highwater.replica_manager.server.log_dirs import LogDirsHandler
 from highwater.replica_manager.server.metadata_answers import MetadataAnswers
 from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error
+from highwater.replica_manager.server.produce_requests import ProduceRequests
 from highwater.replica_manager.server.refused import Divided, cluster_error, error_of_key, key_refusal
 from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.rpc.errors import to_proto
@@ -72,6 +77,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         unread: UnreadResponses | None = None,
         authorization: Authorization | None = None,
         replicas: ReplicaIdentity | None = None,
+        throttling: Throttling | None = None,
     ) -> None:
         self._replicas = replicas
         self._authorization = authorization
@@ -85,6 +91,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._listener = listener
         self._unread = unread or UnreadResponses()
         self._log_dirs = LogDirsHandler(replica_manager)
+        self._throttling = throttling or Throttling()
+        self._produces = ProduceRequests(produce_handler)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         generated = _GeneratedHandlers()
@@ -117,7 +125,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 done.set_result(response)
 
         # gRPC holds the request as long as its call.
-        handed_over = self._submit(request, respond, self._access(context), until_done=True)
+        handed_over = self._produces.submit(
+            request, respond, self._throttling.of(context), self._access(context), until_done=True
+        )
         if handed_over is not None:
             await handed_over
         return await done
@@ -128,6 +138,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         access = self._access(context)
         responses: deque[tuple[float, broker_pb2.ProduceResponse]] = deque()  # with the time when it was there
         written = self._produce_handler.written_times
+        charges = self._throttling.of(context)
         wake = asyncio.Event()
         room = asyncio.Semaphore(
             self._produce_handler.max_requests
@@ -145,6 +156,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             try:
                 requests = aiter(request_iterator)
                 while True:
+                    if charges.pausing:
+                        await charges.pause()
                     await self._produce_handler.room()
                     try:
                         request = await anext(requests)
@@ -152,7 +165,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                         return
                     await room.acquire()
                     open_requests += 1
-                    handed_over = self._submit(request, respond, access)
+                    handed_over = self._produces.submit(request, respond, charges, access)
                     del request  # the records are counted from here on
                     if handed_over is not None:
                         await asyncio.wait((handed_over,))  # where the stream ends, the request goes on all the same
@@ -182,32 +195,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    def _submit(
-        self,
-        request: broker_pb2.ProduceRequest,
-        respond: Callable[[broker_pb2.ProduceResponse], None],
-        access: Access | None,
-        *,
-        until_done: bool = False,
-    ) -> asyncio.Future[None] | None:
-        correlation_id = request.correlation_id
-        if refusal := too_large(request):
-            error = to_proto(ErrorCode.INVALID_REQUEST, refusal)
-            respond(broker_pb2.ProduceResponse(correlation_id=correlation_id, error=error))
-            return None
-
-        def done(results: Sequence[ProduceResult]) -> None:
-            respond(
-                broker_pb2.ProduceResponse(correlation_id=correlation_id, results=[_produce_result(r) for r in results])
-            )
-
-        parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
-        if access is not None:
-            parts = [_checked(part, access) for part in parts]
-        return self._produce_handler.submit(
-            request.acks, request.timeout_ms, parts, done, until_done=until_done, traceparent=request.traceparent
-        )
-
     # Fetch
 
     async def Fetch(  # type: ignore[override]
@@ -226,21 +213,29 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
         if access is not None and (refusal := role_refusal(params.role, access)):
             return fetch_error(request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal)
+        charges = self._throttling.of(context) if params.role is FetchRole.CONSUMER else None
+        if charges is not None and charges.is_over(Quota.FETCH, request.client_id):
+            code, message = ErrorCode.THROTTLING_QUOTA_EXCEEDED, charges.refusal()
+            return fetch_error(request, code, message, throttle_ms=charges.throttle_ms)
         params.room = self._fetch_handler.room(params.role)
         # gRPC writes the response after this method has returned; the call ends with that.
         context.add_done_callback(cast(Any, lambda _: params.room.release()))
         if request.traceparent and self._fetch_handler.tracer is not None:
             params.span = fetch_span(self._fetch_handler.tracer, request, params)
-        making = self._unary_response(request.correlation_id, params)
+        making = self._unary_response(request.correlation_id, params, charges)
         response = await (making if params.span is None else traced(params.span, making))
         self._fetch_handler.answered(params, params.taken_s)
         self._unread.watch_unary(context, len(response))
         return response
 
-    async def _unary_response(self, correlation_id: int, params: FetchParams) -> bytes:
+    async def _unary_response(self, correlation_id: int, params: FetchParams, charges: CallCharges | None) -> bytes:
+        head = broker_pb2.FetchResponse(correlation_id=correlation_id)
         results = await self._fetch_handler.answer(params)
         self._fetch_handler.refused(results)
-        return fetch_response(broker_pb2.FetchResponse(correlation_id=correlation_id), results)
+        if charges is not None:
+            charges.charge(Quota.FETCH, params.client_id, size_of_all(results))
+            head.throttle_ms = charges.throttle_ms
+        return fetch_response(head, results)
 
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
@@ -252,6 +247,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             self._listener,
             self._access(context),
             None if replicas is None else functools.partial(replicas.refusal, context),
+            self._throttling.of(context),
         )
         forget = self._authorization.on_change(stream.access_changed) if self._authorization is not None else None
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
@@ -458,26 +454,3 @@ class _GeneratedHandlers:
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         assert service == _SERVICE
         self.handlers = handlers
-
-
-def _checked(part: ProducePart, access: Access) -> ProducePart:
-    error = access.topic_error(Operation.WRITE, part.key.topic_id)
-    if error is ErrorCode.NONE:
-        return part
-    return part._replace(refusal=(error, access.topic_refusal(Operation.WRITE, part.key.topic_id)))
-
-
-def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:
-    made = broker_pb2.ProduceResult(
-        partition=to_key(result.key),
-        base_offset=result.base_offset,
-        last_offset=result.last_offset,
-        log_append_time_ms=result.log_append_time_ms,
-        log_start_offset=result.log_start_offset,
-        leader=result.leader,
-        leader_epoch=result.leader_epoch,
-    )
-    if result.error is not ErrorCode.NONE:
-        leader = (result.leader, result.leader_epoch)
-        made.error.CopyFrom(partition_error(result.key, result.error, result.message, leader))
-    return made

@@ -11,6 +11,8 @@ import grpc.aio
 
 from highwater.errors import ErrorCode
 from highwater.metadata.store.etcd_errors import StoreError
+from highwater.quotas.client_quotas import Quota
+from highwater.replica_manager.admission.throttling import Throttling
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup, ControllerLink
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.replica_manager.server.refused import Divided, Refusal, cluster_error, may_not, name_refusal
@@ -109,18 +111,44 @@ class Forwarding:
 
 class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     """Of one listener: `brokers` are those that have it, with its addresses. What a client may is looked at here: a
-    controller sees the broker that forwards, and not for whom."""
+    controller sees the broker that forwards, and not for whom. Whoever exceeds its quota of changes is refused here,
+    too. `partitions_of` tells how many a topic has, as far as this broker knows; 0: it does not."""
 
     def __init__(
         self,
         forwarding: Forwarding,
         brokers: Callable[[], Mapping[int, Endpoint]],
         authorization: Authorization | None = None,
+        throttling: Throttling | None = None,
+        partitions_of: Callable[[str], int] = lambda topic: 0,
     ) -> None:
         self._forward = forwarding.forward
         self._authorization = authorization
         self._describe_configs = forwarding.describe_configs
         self._brokers = brokers
+        self._throttling = throttling or Throttling()
+        self._partitions_of = partitions_of
+
+    async def _forward_mutations(
+        self,
+        method: Callable[[controller_pb2_grpc.ControllerAsyncStub], _Call[_Response]],
+        request: Any,
+        refused: Callable[..., _Response],
+        context: Context,
+        mutations: Callable[[Any], int],
+    ) -> _Response:
+        """`mutations`: how many partitions a request would make or delete, as far as this broker can tell."""
+        if not self._throttling.is_set or getattr(request, "validate_only", False):
+            return await self._forward(method, request, refused, context)
+        charges = self._throttling.of(context)
+        if charges.is_over(Quota.CONTROLLER_MUTATION, "", most_s=0.0):
+            error = to_proto(ErrorCode.THROTTLING_QUOTA_EXCEEDED, charges.refusal())
+            return refused(error=error, throttle_ms=charges.throttle_ms)
+        charges.charge(Quota.CONTROLLER_MUTATION, "", mutations(request))
+        response: Any = await self._forward(method, request, refused, context)
+        response.throttle_ms = charges.throttle_ms
+        throttled: _Response = response
+        return throttled
 
     async def CreateTopics(
         self, request: controller_pb2.CreateTopicsRequest, context: Context
@@ -137,6 +165,7 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
             controller_pb2.CreateTopicsResponse,
             context,
             name_refusal(access, Operation.CREATE, ResourceType.TOPIC, lambda each: each.topic),
+            lambda asked: sum(max(1, new.partitions, len(new.assignment)) for new in asked.topics),
         )
 
     async def DeleteTopics(
@@ -148,6 +177,7 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
             controller_pb2.DeleteTopicsResponse,
             context,
             name_refusal(self._access(context), Operation.DELETE, ResourceType.TOPIC, str),
+            lambda asked: sum(max(1, self._partitions_of(topic)) for topic in asked.topics),
         )
 
     async def CreatePartitions(
@@ -155,7 +185,12 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     ) -> controller_pb2.CreatePartitionsResponse:
         may_not = name_refusal(self._access(context), Operation.ALTER, ResourceType.TOPIC, lambda each: each.topic)
         return await self._of_topics(
-            lambda stub: stub.CreatePartitions, request, controller_pb2.CreatePartitionsResponse, context, may_not
+            lambda stub: stub.CreatePartitions,
+            request,
+            controller_pb2.CreatePartitionsResponse,
+            context,
+            may_not,
+            lambda asked: sum(max(1, new.total - self._partitions_of(new.topic)) for new in asked.topics),
         )
 
     async def _of_topics(
@@ -165,11 +200,12 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
         response: Callable[..., _Response],
         context: Context,
         may_not: Callable[[Any], Refusal | None] | None,
+        mutations: Callable[[Any], int],
     ) -> _Response:
         """Forwards the topics of a request that the caller may have; the others are refused beside them."""
         divided = Divided(request.topics, may_not)
         if not divided:
-            return await self._forward(method, request, response, context)
+            return await self._forward_mutations(method, request, response, context, mutations)
         if refusal := too_large(request):
             return response(error=to_proto(ErrorCode.INVALID_REQUEST, refusal))
         answer: Any = response()
@@ -178,7 +214,7 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
             asked.CopyFrom(request)
             del asked.topics[:]
             asked.topics.extend(divided.allowed)
-            answer = await self._forward(method, asked, response, context)
+            answer = await self._forward_mutations(method, asked, response, context, mutations)
         if from_proto(answer.error) is ErrorCode.NONE:
             results = divided.merged(list(answer.results), _refused_topic)
             del answer.results[:]

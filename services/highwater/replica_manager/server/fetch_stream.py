@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from time import thread_time
 from typing import Any
 
 from highwater.errors import ErrorCode
+from highwater.quotas.client_quotas import Quota
+from highwater.replica_manager.admission.throttling import MAX_THROTTLE_S, CallCharges
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.traced_batches import TracedBatches
@@ -19,7 +23,7 @@ from highwater.replica_manager.requests.session_roles import ConsumerRole, Repli
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
 from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
 from highwater.replica_manager.server.partition_errors import partition_error
-from highwater.rpc.embedding import Piece, embed
+from highwater.rpc.embedding import Piece, embed, size_of
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
@@ -45,6 +49,7 @@ class FetchStream:
         listener: Listener,
         access: Access | None = None,
         replica_refusal: Callable[[int], str] | None = None,
+        charges: CallCharges | None = None,
     ) -> None:
         """`replica_refusal` says of a broker's id why the stream is not that broker's."""
         self._replica_refusal = replica_refusal
@@ -52,6 +57,7 @@ class FetchStream:
         self._access = access
         self._fetch_handler = fetch_handler
         self._listener = listener
+        self._charges = charges
         self._opened = False
         self._session: FetchSession | None = None  # a replica's
         self._incremental: SessionFetch | None = None  # of a reader that names what has changed alone
@@ -164,6 +170,10 @@ class FetchStream:
                     return
                 self._wake.clear()
                 await self._wake.wait()
+            if (
+                self._charges is not None and self._charges.pausing
+            ):  # the next request is not looked at, and soon none is read
+                await self._charges.pause()
             correlation_id, params = self._waiting.popleft()
             if isinstance(params, bytes):
                 yield params
@@ -189,16 +199,32 @@ class FetchStream:
 
     async def _made(self, correlation_id: int, params: FetchParams) -> bytes:
         """Leaves nothing behind of what it has read but the response itself."""
+        charges = self._charges if params.role is FetchRole.CONSUMER else None
+        if charges is not None and charges.may_apply:
+            while charges.is_over(Quota.FETCH, params.client_id):
+                await charges.pause()
         if self._incremental is not None:
-            results, more = await self._incremental.answer(params)
-            head = broker_pb2.FetchResponse(correlation_id=correlation_id, incremental=True, more=more)
+            results, more, throttle_s = await self._incremental.answer(params)
+            head = broker_pb2.FetchResponse(
+                correlation_id=correlation_id,
+                incremental=True,
+                more=more,
+                throttle_ms=math.ceil(1000 * min(throttle_s, MAX_THROTTLE_S)),
+            )
         else:
             results = self._to_tell(params, await self._fetch_handler.answer(params))
             head = broker_pb2.FetchResponse(correlation_id=correlation_id)
         self._answering = None
         self._fetch_handler.refused(results)
-        told = self._fetch_handler.traced if params.role is FetchRole.REPLICA else None
-        return fetch_response(head, results, told or None)
+        told = (self._fetch_handler.traced if params.role is FetchRole.REPLICA else None) or None
+        if charges is None or not charges.may_apply:
+            return fetch_response(head, results, told)
+        begun_s = thread_time()
+        charges.charge(Quota.FETCH, params.client_id, size_of_all(results))
+        head.throttle_ms = charges.throttle_ms
+        response = fetch_response(head, results)
+        charges.charge(Quota.REQUEST, params.client_id, thread_time() - begun_s)
+        return response
 
     def _to_tell(self, params: FetchParams, results: list[FetchedPart]) -> list[FetchedPart]:
         if params.role is not FetchRole.CONSUMER:
@@ -274,12 +300,20 @@ def fetch_params(request: broker_pb2.FetchRequest, access: Access | None = None)
         request.max_bytes,
         broker_pb2.PAYLOAD_COLUMNS in request.accepts,
         access=access if role is FetchRole.CONSUMER else None,
+        client_id=request.client_id,
     )
 
 
-def fetch_error(request: broker_pb2.FetchRequest, code: ErrorCode, message: str) -> bytes:
-    response = broker_pb2.FetchResponse(correlation_id=request.correlation_id, error=to_proto(code, message))
+def fetch_error(request: broker_pb2.FetchRequest, code: ErrorCode, message: str, *, throttle_ms: int = 0) -> bytes:
+    response = broker_pb2.FetchResponse(
+        correlation_id=request.correlation_id, error=to_proto(code, message), throttle_ms=throttle_ms
+    )
     return response.SerializeToString()
+
+
+def size_of_all(results: Sequence[FetchedPart]) -> int:
+    """The bytes of batches in an answer."""
+    return sum(size_of(result.pieces) for result in results)
 
 
 def fetch_span(tracer: Tracer, request: broker_pb2.FetchRequest, params: FetchParams) -> Span | None:
@@ -314,6 +348,7 @@ def fetch_response(
             leader=result.leader,
             leader_epoch=result.leader_epoch,
             log_end_offset=result.log_end_offset,
+            awaited=result.awaited,
         )
         if result.error is not ErrorCode.NONE:
             leader = (result.leader, result.leader_epoch)

@@ -16,6 +16,7 @@ def to_following(broker_id: int, following: Following) -> replica_control_pb2.Fo
         partitions=[_followed(key, followed) for key, followed in following.partitions.items()],
         changes=following.changes,
         removed=map(to_key, following.removed),
+        throttled_bytes_per_second=int(following.throttle_rate or 0),
     )
 
 
@@ -28,4 +29,5 @@ def _followed(key: PartitionKey, followed: Followed) -> replica_control_pb2.Foll
         leader_broker_epoch=followed.leader_broker_epoch,
         leader_epoch=followed.leader_epoch,
         unclean_epoch=followed.unclean_epoch,
+        throttled=followed.throttled,
     )

@@ -1,0 +1,3 @@
+"""The shares of a broker's callers: quotas, as they are configured.
+
+May import `replicas` and what comes before it."""
