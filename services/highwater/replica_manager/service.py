@@ -24,6 +24,7 @@ from highwater.metadata.store.store import Store
 from highwater.replica_manager.admission import quota_configs
 from highwater.replica_manager.admission.quota_configs import QuotaConfigs
 from highwater.replica_manager.admission.throttling import Throttling
+from highwater.replica_manager.admission.unary_calls import Admission
 from highwater.replica_manager.broker_config import BrokerConfig
 from highwater.replica_manager.callers import Identification, authorization_of
 from highwater.replica_manager.coordination import group_coordinator
@@ -168,15 +169,21 @@ class ReplicaManagerService:
         )
         self.authorization = authorization_of(settings, self.replica_manager)
         self._identification = Identification(settings, self.authorization)
+        trusted = settings.internal_listener if len(settings.listeners) > 1 else ""
+        admission = Admission(settings.connections_max_calls_per_second, self._counted.refused_calls["rate"].inc)
         measured_calls = MeasuredCalls(self._counted.requests, MEASURED_BY_PHASE)
         self.servers = ListenerServers(
             settings.listeners,
             settings.advertised_listeners,
             settings.health_listen,
             _limits_of_clients(settings),
-            trusted=settings.internal_listener if len(settings.listeners) > 1 else "",
+            trusted=trusted,
             credentials=_credentials(settings, certificates),
-            interceptors=lambda name: [*self._identification.interceptors(name), measured_calls],
+            interceptors=lambda name: [
+                *self._identification.interceptors(name),
+                measured_calls,
+                *(() if name == trusted else (admission,)),
+            ],
         )
         self.liveness = Liveness(
             self.replica_manager,

@@ -62,7 +62,8 @@ class ReplicaManagerSettings(
     max_open_calls: int = Field(10_000, ge=1)
     max_connections: int = Field(2**31 - 2, ge=1, le=2**31 - 2)
     connections_max_idle_ms: int = Field(600_000, ge=1, le=2**31 - 2)
-    """These four of each listener that clients use."""
+    connections_max_calls_per_second: float = Field(500, gt=0, le=1e9)
+    """Unary calls of one connection. These five of each listener that clients use."""
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
     fetch_responses_max_bytes: int = Field(256 << 20, ge=1 << 20)

@@ -170,9 +170,7 @@ class FetchStream:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            if (
-                self._charges is not None and self._charges.pausing
-            ):  # the next request is not looked at, and soon none is read
+            if self._charges is not None and self._charges.pausing:  # soon no request is read
                 await self._charges.pause()
             correlation_id, params = self._waiting.popleft()
             if isinstance(params, bytes):
