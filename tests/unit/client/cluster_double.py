@@ -116,6 +116,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self.before_append: Callable[[], Awaitable[object]] | None = None
         self.before_answer: Callable[[], Awaitable[object]] | None = None
         self.metadata_view: Callable[[broker_pb2.MetadataResponse], None] = lambda response: None
+        self.credentials: grpc.ServerCredentials | None = None  # before it starts: it speaks TLS
         self.way_to_controller = True  # False: it finds none that acts
         self.awake = asyncio.Event()  # cleared: fetches, offsets and metadata get no answer until it is set
         self.awake.set()
@@ -133,7 +134,10 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
             add_service(self.server)
         if self.cluster.forwards:
             controller_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
-        port = self.server.add_insecure_port(address)
+        if self.credentials is None:
+            port = self.server.add_insecure_port(address)
+        else:
+            port = self.server.add_secure_port(address, self.credentials)
         self.address = f"127.0.0.1:{port}"
         await self.server.start()
         if not self.cluster.forwards:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from cluster_double import ClusterDouble
 
 from highwater.client import Admin, InvalidRequestError, Producer, SslAuthenticationError
 from highwater.client.cluster.tls import client_certificates
@@ -30,6 +32,10 @@ def write(directory: Path, authority: trustme.CA) -> dict[str, Any]:
         "ssl_certificate_file": directory / "tls.pem",
         "ssl_key_file": directory / "key.pem",
     }
+
+
+def files_of(options: dict[str, Any]) -> TlsFiles:
+    return TlsFiles(options["ssl_ca_file"], options["ssl_certificate_file"], options["ssl_key_file"])
 
 
 def test_options_go_before_the_environment(tmp_path: Path) -> None:
@@ -63,8 +69,7 @@ def test_what_makes_no_sense_is_refused_where_the_client_is_made(options: dict[s
 @pytest.fixture
 async def secured(tmp_path: Path) -> AsyncIterator[tuple[RpcServer, dict[str, Any]]]:
     options = write(tmp_path / "client", trustme.CA())
-    files = TlsFiles(*(tmp_path / "client" / name for name in ("ca.pem", "tls.pem", "key.pem")))
-    credentials = server_credentials(Certificates(files), require=True)
+    credentials = server_credentials(Certificates(files_of(options)), require=True)
     server = RpcServer(["ssl:127.0.0.1:0", "127.0.0.1:0"], credentials=credentials)
     await server.start([])
     yield server, options
@@ -86,6 +91,33 @@ async def test_a_client_that_cannot_start_for_tls_says_so_at_once(
     address = server.addresses[0].removeprefix("ssl:")
     with pytest.raises(SslAuthenticationError, match=told):
         await Admin(address, **{**options, **changes}).start()  # which may try for a minute
+
+
+async def test_records_go_over_tls_and_who_is_not_let_in_any_more_is_told_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = ClusterDouble()
+    cluster.create("t")
+    broker = cluster.brokers[1]
+    options = write(tmp_path / "client", trustme.CA())
+    broker.credentials = server_credentials(Certificates(files_of(options)), require=True)
+    await broker.start()
+    address = broker.address
+    async with Producer(address, **options) as producer:
+        await (await producer.send("t", b"over TLS"))
+        await broker.stop()
+        others = write(tmp_path / "others", trustme.CA())
+        mixed = TlsFiles(others["ssl_ca_file"], options["ssl_certificate_file"], options["ssl_key_file"])
+        broker.credentials = server_credentials(Certificates(mixed), require=True)
+        await broker.start(address)
+        try:
+            refusal = f"{address} refuses ssl_certificate_file {options['ssl_certificate_file']}"
+            sending = asyncio.ensure_future(producer.send("unknown", b""))  # for which it asks the brokers
+            await cluster.until(lambda: refusal in caplog.text, 30)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        finally:
+            await broker.stop()
 
 
 async def test_a_listener_without_tls_is_told_as_well(secured: tuple[RpcServer, dict[str, Any]]) -> None:

@@ -62,6 +62,9 @@ SLOW_ASK_AGAIN_S = 10.0
 # While no broker can be reached at the start: longest pause between tries, and how often the log says so.
 START_PAUSE_MAX_S = 1.0
 STILL_TRYING_EVERY_S = 5.0
+# While no broker can be reached that could be: between two looks whether TLS is why, and at how many addresses.
+DIAGNOSE_AGAIN_S = 10.0
+MAX_DIAGNOSED = 5
 # A topic that no broker knows may just have been made: how long to look for it where no controller says that there is
 # none, and how long one has for that.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
@@ -131,6 +134,9 @@ class Cluster:
         self._refreshed: asyncio.Future[None] | None = None
         self._last_refresh = float("-inf")
         self._last_error: HighwaterError | None = None
+        self._answered = False  # a broker has
+        self._diagnosed_s = float("-inf")
+        self._tls_problem = ""  # the reason why brokers that could be reached cannot any more, where TLS is why
         self._closed = False
         self._turn = 0
         self._answering = self._bootstrap[0]
@@ -462,8 +468,22 @@ class Cluster:
         if all(isinstance(failure, RetriableError) for failure in failures):
             if any(isinstance(failure, RequestTimedOutError) for failure in failures):
                 raise RequestTimedOutError(f"no broker answered in time (tried {', '.join(addresses)})")
-            raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}){_why(reasons)}")
+            self._look_for_tls_problem(addresses)
+            why = f": {self._tls_problem}" if self._tls_problem else _why(reasons)
+            raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}){why}")
         raise next(failure for failure in failures if not isinstance(failure, RetriableError))
+
+    def _look_for_tls_problem(self, addresses: Sequence[str]) -> None:
+        """Beside whatever waits; where the client starts it is looked for there."""
+        if self._answered and monotonic() - self._diagnosed_s >= DIAGNOSE_AGAIN_S:
+            self._diagnosed_s = monotonic()
+            self._tasks.run_once("tls diagnosis", lambda: self._diagnose(addresses[:MAX_DIAGNOSED]))
+
+    async def _diagnose(self, addresses: Sequence[str]) -> None:
+        problem = await tls_problem(addresses, self._certificates)
+        if problem and problem != self._tls_problem:
+            _log.warning("%s: %s", self.client_id, problem)
+        self._tls_problem = problem
 
     async def _ask(self, address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
         connection = self.connection(address)
@@ -488,6 +508,7 @@ class Cluster:
             for search in searches.values():
                 search.under_way -= 1
         self._answering = address
+        self._answered, self._tls_problem = True, ""
         answer = metadata_answer(response)
         for name, search in searches.items():
             if answer.missing.get(name) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
