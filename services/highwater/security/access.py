@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
+from highwater.security.acls import CLUSTER_NAME, MAX_RESOURCE_NAME, Operation, ResourceType
 from highwater.security.authorizer import Authorizer
 from highwater.security.principal import Principal, principal_of
 
-MAX_KEPT = 20_000  # decisions of one stream
+MAX_KEPT = 10_000  # decisions of one principal, by name and by id
+MAX_PRINCIPALS = 64  # whose decisions outlive their calls
 _ERRORS = {
     ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
@@ -20,8 +21,8 @@ _ERRORS = {
 
 
 class Access:
-    """The permissions of the principal of one call. A stream keeps one for as long as it is open, and asks at each
-    message: what was decided is found by one look-up until the ACLs change."""
+    """The permissions of one principal. A stream keeps it for as long as it is open, and asks at each message: what was
+    decided is found by one look-up until the ACLs change."""
 
     def __init__(self, authorizer: Authorizer, principal: Principal, topic_of: Callable[[bytes], str | None]) -> None:
         self.principal = principal
@@ -37,7 +38,9 @@ class Access:
         key = (resource_type, name)
         permitted = self._kept.get(key)
         if permitted is None:
-            permitted = self._kept[key] = self._authorizer.permitted(self.principal, resource_type, name)
+            permitted = self._authorizer.permitted(self.principal, resource_type, name)
+            if len(name) <= MAX_RESOURCE_NAME:  # what is longer is nobody's, and would be kept for its sender's sake
+                self._kept[key] = permitted
         return bool(permitted >> operation & 1)
 
     def may_topic(self, operation: Operation, topic: str) -> bool:
@@ -96,10 +99,17 @@ class Authorization:
         self.authorizer = authorizer
         self._topic_of = topic_of
         self._told: set[Callable[[], None]] = set()
+        self._accesses: dict[Principal, Access] = {}
 
     def access(self, context: Any) -> Access:
-        """That of one call."""
-        return Access(self.authorizer, principal_of(context), self._topic_of)
+        """That of a call's principal."""
+        principal = principal_of(context)
+        found = self._accesses.get(principal)
+        if found is None:
+            if len(self._accesses) >= MAX_PRINCIPALS:
+                self._accesses.clear()
+            found = self._accesses[principal] = Access(self.authorizer, principal, self._topic_of)
+        return found
 
     def on_change(self, tell: Callable[[], None]) -> Callable[[], None]:
         """Has `tell` called after each change of the ACLs; the answer ends that."""

@@ -68,6 +68,26 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(access._kept_ids) <= 11
 
 
+def test_a_long_name_is_not_kept() -> None:
+    authorizer, _, access = opened()
+    for _ in range(2):
+        assert not access.may_group(Operation.READ, "g" * 250)
+    assert authorizer.asked == 2
+    assert not access._kept
+
+
+def test_calls_of_one_principal_share_decisions_and_principals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    authorization = Authorization(Authorizer(), lambda _: None)
+    who = ALICE
+    monkeypatch.setattr(module, "principal_of", lambda context: who)
+    first = authorization.access(None)
+    assert authorization.access(None) is first
+    for number in range(module.MAX_PRINCIPALS + 5):
+        who = user(f"u{number}")
+        assert authorization.access(None).principal == who
+        assert len(authorization._accesses) <= module.MAX_PRINCIPALS
+
+
 def test_whoever_listens_is_told_until_it_leaves() -> None:
     authorization = Authorization(Authorizer(), lambda _: None)
     told: list[Any] = []

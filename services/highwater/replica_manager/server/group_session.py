@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from highwater.errors import ErrorCode
 from highwater.groups.requests import Heartbeat, Refusal, SessionAnswer
@@ -67,10 +67,12 @@ class GroupSession:
         if refusal := wire.bad_word(request):
             self._refuse(refusal)
             return
-        if self._access is not None and request.HasField("subscription"):
-            self._topics = tuple(request.subscription.topics)
-        if not self._may_stay():
-            return
+        if self._access is not None:
+            named: tuple[str, ...] = ()
+            if request.HasField("subscription"):
+                named = self._topics = tuple(request.subscription.topics)
+            if not self._may_stay(named):  # what was named before is looked at when ACLs change
+                return
         self._coordinator.heard(
             Heartbeat(
                 first.group,
@@ -88,15 +90,15 @@ class GroupSession:
     def access_changed(self) -> None:
         """The ACLs have changed: a member that may stay no more hears it at once."""
         if self._first is not None and not self._stream.ended:
-            self._may_stay()
+            self._may_stay(self._topics)
 
-    def _may_stay(self) -> bool:
-        """Tells whether the member may READ its group, and DESCRIBE the topics that it names; else the stream ends."""
+    def _may_stay(self, topics: Iterable[str]) -> bool:
+        """Tells whether the member may READ its group, and DESCRIBE these topics; else the stream ends."""
         access, first = self._access, self._first
         if access is None or first is None:
             return True
         refused = may_not(access, Operation.READ, ResourceType.GROUP, first.group)
-        for topic in self._topics:
+        for topic in topics:
             refused = refused or may_not(access, Operation.DESCRIBE, ResourceType.TOPIC, topic)
         if refused is not None:
             self._stream.tell(SessionAnswer(error=Refusal(*refused)))
