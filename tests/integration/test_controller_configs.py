@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from controller_world import World, acts, create
-from fake_broker import FakeBroker, eventually, eventually_async
+from fake_broker import FakeBroker, eventually
 
 from highwater.configuration.entities import (
     CLUSTER,
@@ -21,7 +21,6 @@ from highwater.configuration.entities import (
 )
 from highwater.errors import ErrorCode
 from highwater.metadata.schema import config_view
-from highwater.metadata.schema.models import NO_LEADER
 from highwater.metadata.state import dynamic_configs
 from highwater.metadata.state.dynamic_configs import read_entity_config
 from highwater.rpc.errors import from_proto
@@ -300,27 +299,6 @@ async def test_defaults_of_new_topics_and_of_elections(world: World) -> None:
         ),
         "what it was started with counts again",
     )
-
-
-async def test_an_unclean_election_is_held_as_soon_as_it_is_allowed(world: World) -> None:
-    stub = await world.cluster(2)
-    await create(stub, "t", 1, 2)
-    (state,) = await world.states("t", 1)
-    leader, other = state.leader, 3 - state.leader
-    await world.brokers[other].stop()
-    await eventually_state(world, lambda state: other not in state.isr)
-    await world.brokers[leader].stop()
-    await eventually_state(world, lambda state: state.leader == NO_LEADER)
-    await world.broker(other)
-    await alter(stub, resource("cluster"), set={"unclean.leader.election.enable": "true"})
-    await eventually_state(world, lambda state: state.leader == other)
-
-
-async def eventually_state(world: World, holds: Any) -> None:
-    async def ask() -> bool:
-        return bool(holds((await world.states("t", 1))[0]))
-
-    await eventually_async(ask, "the state")
 
 
 async def test_the_rebalancing_of_leaders_begins_and_ends(world: World) -> None:
