@@ -79,7 +79,7 @@ def sees(active_controller: ActiveController, revision: int, *isr: int) -> list[
 def administration_of(active_controller: ActiveController) -> Administration:
     settings = ControllerSettings(controller_id=0, listen=["h:0"], advertised_listener="h:0", etcd=["h:1"])
     acls = AclAdministration(None, Keys("c"))  # type: ignore[arg-type]
-    return Administration(active_controller, None, Keys("c"), settings, None, acls)  # type: ignore[arg-type]
+    return Administration(active_controller, None, Keys("c"), settings, None, acls, None, ())  # type: ignore[arg-type]
 
 
 async def ask(active_controller: ActiveController, broker_id: int) -> HeldBack | None:

@@ -100,7 +100,7 @@ class Broker:
         self.fetchers = FetcherManager(QuietFetcher, 1, 1_000, lambda: 0)
         for number in range(partitions):
             self.follow(number, 5)
-        servicer = ReplicaControlServicer(self.replica_manager, nothing)
+        servicer = ReplicaControlServicer(self.replica_manager, nothing, nothing)
         self._messages: AsyncIterator[replica_control_pb2.Following] = servicer.WatchFollowing(
             replica_control_pb2.WatchFollowingRequest(takes_changes=True), nothing
         )

@@ -234,6 +234,7 @@ class Fetcher:
                 if fetched.buffer.wants(fetched.place.generation, fetched.place.fetch_offset):
                     self._on_result(fetched)
             self.statistics.fetched(size_bytes, session.took_s)
+            self.statistics.throttled(response.throttle_ms)
 
     def _fail_all(self, session: FetchSession, error: HighwaterError) -> None:
         self._cluster.request_refresh()

@@ -370,6 +370,7 @@ class Sender:
             return
         if not isinstance(response, HighwaterError):
             self.statistics.answered(monotonic() - sent_s)
+            self.statistics.throttled(response.throttle_ms)
         try:
             self._take_answer(batches, response)
         except Exception as error:
