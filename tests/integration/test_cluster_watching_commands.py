@@ -50,8 +50,12 @@ def test_the_processes_and_the_metrics_of_one(run: Run, cluster: LocalCluster) -
     assert "highwater_replica_manager_leader_partitions" in shown
     assert "topic=orders" in shown
     assert "under_replicated" not in shown
-    by_address = run("metrics", listed[2]["address"], "--json", "--match", "^highwater_replica_manager_ready$")
-    assert json.loads(by_address.out) == {"metric": "highwater_replica_manager_ready", "labels": {}, "value": 1.0}
+    by_address = run("metrics", listed[2]["address"], "--json", "--match", "^highwater_replica_manager_broker_state$")
+    assert json.loads(by_address.out) == {
+        "metric": "highwater_replica_manager_broker_state",
+        "labels": {},
+        "value": 3.0,
+    }
 
 
 def test_what_is_not_there_is_said_in_a_sentence(run: Run, cluster: LocalCluster, tmp_path: Path) -> None:
