@@ -136,7 +136,7 @@ class FetchStreamServer:
                 params.wait.end()
             more = False
             if self._incremental is not None:
-                results, more = await self._incremental.answer(params)
+                results, more, _ = await self._incremental.answer(params)  # nothing is throttled here
             else:
                 results = await self._results(params)
             self._answering = None
