@@ -27,6 +27,17 @@ READ_ONLY_KEYS = frozenset(
         *("group.consumer.heartbeat.interval.ms", "group.consumer.max.size", "group.consumer.session.timeout.ms"),
         *("offset.metadata.max.bytes", "offsets.retention.check.interval.ms", "offsets.retention.minutes"),
         *("offsets.topic.num.partitions", "offsets.topic.replication.factor", "offsets.topic.segment.bytes"),
+        # Of TLS, and who is let in.
+        *("allow.everyone.if.no.acl.found", "authorizer.class.name", "broker.principal", "controller.principals"),
+        *("listener.security.protocol.map", "ssl.ca.file", "ssl.certificate.file", "ssl.client.auth", "ssl.key.file"),
+        *("ssl.principal.mapping.rules", "super.users", "tokens.allow.plaintext", "tokens.file"),
+        *("sasl.oauthbearer.clock.skew.seconds", "sasl.oauthbearer.expected.audience"),
+        *("sasl.oauthbearer.expected.issuer", "sasl.oauthbearer.jwks.endpoint.refresh.ms"),
+        *("sasl.oauthbearer.jwks.endpoint.url", "sasl.oauthbearer.sub.claim.name"),
+        # Of metrics, traces and the log's form.
+        *("csv.metrics.dir", "csv.metrics.reporter.enabled", "log.format", "metrics.partitions", "metrics.topics"),
+        *("metrics.polling.interval.secs", "metrics.reporter.interval.ms", "metrics.reporters"),
+        *("otlp.endpoint", "otlp.headers", "tracing.enabled"),
         # Other spellings of what is dynamic under its first name.
         *("flush.messages", "log.retention.hours", "log.retention.minutes"),
     }

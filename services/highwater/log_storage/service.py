@@ -20,12 +20,12 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_creation import most_logs
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_sizes import LogSizes
 from highwater.log_storage.producers.producer_states import ProducerLimits
 from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.append_socket import AppendSocket
 from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
-from highwater.log_storage.server.log_sizes import LogSizes
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
