@@ -243,6 +243,21 @@ async def test_the_services_themselves_get_on(etcd: LocalEtcd, keys: Keys, tmp_p
         assert await called(channel, SERVICES[0][1], watch) is grpc.StatusCode.OK
 
 
+async def test_what_is_set_while_they_run_reaches_the_services(etcd: LocalEtcd, keys: Keys, tmp_path: Path) -> None:
+    """The controller asks the broker, the fetcher and log-storage hear of it from the broker."""
+    async with secured(etcd, keys, tmp_path) as cluster, open_channel(cluster.addresses["client"]) as client:
+        controller: Any = controller_pb2_grpc.ControllerStub(client)
+        resource = controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_BROKER, name="0")
+
+        async def all_have_told() -> bool:
+            request = controller_pb2.DescribeConfigsRequest(resources=[resource])
+            (described,) = (await controller.DescribeConfigs(request, timeout=20)).configs
+            told = {entry.service for entry in described.entries}
+            return not described.HasField("error") and {"replica-manager", "fetcher", "log-storage"} <= told
+
+        await eventually(all_have_told, "the controller has heard how each service was started")
+
+
 async def test_a_replica_is_the_broker_of_its_certificate(etcd: LocalEtcd, keys: Keys, tmp_path: Path) -> None:
     async with secured(etcd, keys, tmp_path) as cluster:
         request = fetch_request(PartitionKey(bytes(16), 0), 0)

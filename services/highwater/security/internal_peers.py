@@ -30,14 +30,19 @@ _OF_THE_CLUSTER = frozenset({Peer.BROKER, Peer.CONTROLLER, Peer.ADMINISTRATOR})
 CALLERS: Mapping[str, frozenset[Peer]] = {
     f"{_V1}{service}/{method}": peers
     for service, methods, peers in (
-        ("ReplicaControl", ("LeaderAndIsr", "StopReplica", "UpdateMetadata"), _OF_CONTROLLERS),
-        ("ReplicaControl", ("WatchFollowing",), _OF_THE_BROKER),
+        (
+            "ReplicaControl",
+            ("LeaderAndIsr", "StopReplica", "UpdateMetadata", "DescribeBrokerConfig"),
+            _OF_CONTROLLERS,
+        ),
+        ("ReplicaControl", ("WatchFollowing", "WatchConfig"), _OF_THE_BROKER),
         (
             "LogStorage",
             (
                 *("CreateLog", "CreateLogs", "DeleteLog", "Append", "Read", "ListOffsets", "ListBatches"),
                 *("EndOffsetForEpoch", "TruncateTo", "TruncateFullyAndStartAt", "DropDamaged", "RaiseLogStart"),
-                *("FenceEpoch", "CheckpointHighWatermarks", "AlterLogConfig", "AlterReplicaLogDirs", "Flush"),
+                *("FenceEpoch", "CheckpointHighWatermarks", "AlterLogConfig", "AlterBrokerConfig"),
+                *("AlterReplicaLogDirs", "Flush"),
             ),
             _OF_THE_BROKER,
         ),

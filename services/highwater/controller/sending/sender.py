@@ -109,7 +109,7 @@ class BrokerSender:
     async def describe_config(self) -> Sequence[tuple[str, str, bool, str]] | Refusal:
         """The settings that its services were started with: key, value, whether it is the default, service."""
         broker_id = self.broker.registration.broker_id
-        channel = open_channel(self.broker.registration.address)
+        channel = open_channel(self.broker.registration.address, self._certificates)
         try:
             response = await replica_control_pb2_grpc.ReplicaControlStub(channel).DescribeBrokerConfig(
                 replica_control_pb2.DescribeBrokerConfigRequest(), timeout=DESCRIBE_TIMEOUT_S
