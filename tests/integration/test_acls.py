@@ -289,6 +289,16 @@ async def test_administration_is_refused_topic_by_topic(secured: SecuredBroker) 
         (ErrorCode.NONE, True),
         (REFUSED, False),
     ]
+    user = controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_USER, name="bob")
+    quota = controller_pb2.AlterConfigsRequest(resource=user, set={"producer_byte_rate": "1000000"})
+    assert from_proto((await alice.controller.AlterConfigs(quota)).error) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert from_proto((await secured.as_user("admin").controller.AlterConfigs(quota)).error) is ErrorCode.NONE
+    everyone = controller_pb2.DescribeConfigsRequest(resources=[user], all_of_kind=True)
+    (known,) = (await secured.as_user("admin").controller.DescribeConfigs(everyone)).configs
+    assert known.resource == user
+    told = await alice.controller.DescribeConfigs(everyone)
+    assert from_proto(told.error) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert not told.configs  # nor who has a quota
     deleted = await alice.controller.DeleteTopics(
         controller_pb2.DeleteTopicsRequest(topics=["secrets", "orders"], timeout_ms=10_000)
     )

@@ -20,6 +20,8 @@ from highwater.replica_manager.server import controller_forwarder
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto, to_proto
+from highwater.security.access import Authorization
+from highwater.security.authorizer import Authorizer
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 TOPIC = controller_pb2.CreateTopicsRequest(topics=[controller_pb2.NewTopic(topic="t")], timeout_ms=5_000)
@@ -295,6 +297,25 @@ async def test_questions_for_configurations_leave_room_for_other_administration(
     for call in (*asking, *creating):
         assert from_proto((await call).error) is ErrorCode.NONE
     assert from_proto((await describe()).error) is ErrorCode.NONE
+
+
+async def test_what_nobody_may_see_is_no_work_for_the_controller() -> None:
+    """A caller without rights takes none of the room of those who have some."""
+    lookup = ActiveControllerLookup(cast(Any, None), cast(Any, None))  # fails where it is asked
+    authorization = Authorization(Authorizer(), lambda topic_id: None)
+    forwarder = ControllerForwarder(Forwarding(lookup), dict, authorization)
+    kinds = {
+        controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        controller_pb2.CONFIG_RESOURCE_TYPE_BROKER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        controller_pb2.CONFIG_RESOURCE_TYPE_USER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        controller_pb2.CONFIG_RESOURCE_TYPE_CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    }
+    request = controller_pb2.DescribeConfigsRequest(
+        resources=[controller_pb2.ConfigResource(type=kind, name="1") for kind in kinds]
+    )
+    response = await forwarder.DescribeConfigs(request, cast(Any, None))
+    assert [from_proto(each.error) for each in response.configs] == list(kinds.values())
+    assert [each.resource for each in response.configs] == list(request.resources)
 
 
 async def test_a_request_that_names_too_much_goes_no_further(world: World) -> None:

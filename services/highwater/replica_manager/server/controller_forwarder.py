@@ -254,12 +254,26 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:
+        """Refuses before it asks: what nobody may see is no work for the controller, nor for the brokers it asks."""
         access = self._access(context)
-        response = await self._describe_configs(request, context)
-        if access is not None:
-            for described in response.configs:
-                _hide_config(access, described)
-        return response
+        if access is None:
+            return await self._describe_configs(request, context)
+        if refusal := too_large(request):
+            return controller_pb2.DescribeConfigsResponse(error=to_proto(ErrorCode.INVALID_REQUEST, refusal))
+        if request.all_of_kind:  # of users and clients, whose names alone say much
+            if (error := cluster_error(access, Operation.DESCRIBE_CONFIGS)) is not None:
+                return controller_pb2.DescribeConfigsResponse(error=error)
+            return await self._describe_configs(request, context)
+        divided = Divided(request.resources, lambda each: _describe_refusal(access, each))
+        response = controller_pb2.DescribeConfigsResponse()
+        if divided.allowed:
+            asked = controller_pb2.DescribeConfigsRequest(resources=divided.allowed)
+            response = await self._describe_configs(asked, context)
+        if response.HasField("error"):
+            return response
+        for described in response.configs:
+            _hide_config(access, described)
+        return controller_pb2.DescribeConfigsResponse(configs=divided.merged(response.configs, _refused_config))
 
     async def ReassignPartitions(
         self, request: controller_pb2.ReassignPartitionsRequest, context: Context
@@ -335,16 +349,24 @@ def _config_refusal(
     return may_not(access, operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
+def _describe_refusal(access: Access, resource: controller_pb2.ConfigResource) -> Refusal | None:
+    """None: the caller may hear something of it. That a topic is not there is told to whoever may DESCRIBE it:
+    producers ask so (RULES 9.5)."""
+    is_topic = resource.type == controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC
+    if is_topic and access.may_topic(Operation.DESCRIBE, resource.name):
+        return None
+    return _config_refusal(access, Operation.DESCRIBE_CONFIGS, resource)
+
+
 def _hide_config(access: Access, described: controller_pb2.ResourceConfig) -> None:
-    """Takes out what the caller may not see. That a topic is not there is told to whoever may DESCRIBE it: producers
-    ask so (RULES 9.5)."""
+    """Takes out the configuration of a topic that the caller may only DESCRIBE."""
     refused = _config_refusal(access, Operation.DESCRIBE_CONFIGS, described.resource)
-    if refused is None:
-        return
-    topic = described.resource.name if described.resource.type == controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC else ""
-    if described.HasField("error") and topic and access.may_topic(Operation.DESCRIBE, topic):
-        return
-    described.CopyFrom(controller_pb2.ResourceConfig(resource=described.resource, error=to_proto(*refused)))
+    if refused is not None and not described.HasField("error"):
+        described.CopyFrom(_refused_config(described.resource, refused))
+
+
+def _refused_config(resource: controller_pb2.ConfigResource, refused: Refusal) -> controller_pb2.ResourceConfig:
+    return controller_pb2.ResourceConfig(resource=resource, error=to_proto(*refused))
 
 
 def _overloaded(most: int, what: str) -> common_pb2.Error:
