@@ -17,9 +17,16 @@ from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
 
-# By public keys alone: whoever may verify cannot sign.
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-FETCH_TIMEOUT_S = 5.0
+# By public keys alone: whoever may verify cannot sign. Of each type of key: a token chooses its key, and its algorithm
+# has to be one of that key's.
+ALGORITHMS = {
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "EC": ("ES256", "ES384", "ES512"),
+    "OKP": ("EdDSA",),
+}
+FETCH_TIMEOUT_S = 5.0  # of one wait for the issuer
+LONGEST_FETCH_S = 15.0  # in all
+_PIECE_BYTES = 1 << 16
 MAX_JWKS_BYTES = 1 << 20
 FETCH_AGAIN_S = 10.0  # a key that nobody knows has the keys read again, so often at most
 MAX_REMEMBERED = 10_000  # verified tokens
@@ -40,15 +47,21 @@ Fetch = Callable[[str], bytes]
 
 def fetch_jwks(url: str) -> bytes:
     """Blocking. Raises `OSError`, `ValueError`."""
+    give_up_s = time.monotonic() + LONGEST_FETCH_S
+    content = b""
     with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as response:  # the operator's own URL
-        content: bytes = response.read(MAX_JWKS_BYTES + 1)
-    if len(content) > MAX_JWKS_BYTES:
-        raise ValueError(f"it has more than {MAX_JWKS_BYTES} bytes")
+        while piece := response.read1(_PIECE_BYTES):
+            content += piece
+            if len(content) > MAX_JWKS_BYTES:
+                raise ValueError(f"it has more than {MAX_JWKS_BYTES} bytes")
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"it takes more than {LONGEST_FETCH_S:.0f} s")
     return content
 
 
 class Jwks:
-    """The keys of an issuer, by id, read in a thread. While they cannot be read those that were known count."""
+    """The keys of an issuer, by id, read in a thread, one time after the other: a slow issuer takes one thread at most.
+    While they cannot be read those that were known count."""
 
     def __init__(
         self,
@@ -69,12 +82,13 @@ class Jwks:
     async def key(self, key_id: str) -> jwt.PyJWK | None:
         now_s = self._now_s()
         stale = now_s - self._read_s >= self._refresh_s
-        if (stale or key_id not in self._keys) and now_s - self._tried_s >= FETCH_AGAIN_S:
+        reading = self._reading is not None and not self._reading.done()
+        if not reading and (stale or key_id not in self._keys) and now_s - self._tried_s >= FETCH_AGAIN_S:
             self._tried_s = now_s
             self._reading = asyncio.get_running_loop().run_in_executor(None, self._fetch, self._url)
             self._reading.add_done_callback(self._read)
         if key_id not in self._keys and self._reading is not None and not self._reading.done():
-            await asyncio.wait((self._reading,))
+            await asyncio.wait((self._reading,), timeout=LONGEST_FETCH_S)
         return self._keys.get(key_id)
 
     def _read(self, reading: asyncio.Future[bytes]) -> None:
@@ -83,13 +97,15 @@ class Jwks:
         except (OSError, ValueError, jwt.PyJWTError, asyncio.CancelledError) as error:
             _log.error("the issuer's keys cannot be read, and those known count on, url=%s: %r", self._url, error)
             return
-        self._keys = {key.key_id: key for key in found.keys if key.key_id}
+        self._keys = {key.key_id: key for key in found.keys if key.key_id and key.public_key_use in (None, "sig")}
         self._read_s = self._tried_s
 
 
 class _Verified(NamedTuple):
     principal: Principal
     until_s: float  # of the wall clock
+    key_id: str
+    key: jwt.PyJWK  # as long as it is the one that the issuer publishes
 
 
 class OidcTokens:
@@ -103,30 +119,35 @@ class OidcTokens:
 
     async def principal_of(self, token: str) -> Principal:
         """Raises `InvalidTokenError`, whose sentence its sender may hear."""
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
-        if known is not None and self._wall_s() < known.until_s:
+        if known is not None and self._wall_s() < known.until_s and await self._jwks.key(known.key_id) is known.key:
             return known.principal
-        claims = await self._claims(token)
+        key_id, key, claims = await self._claims(token)
         name = claims.get(self._settings.sub_claim)
         if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidTokenError(f"the token names nobody in its claim {self._settings.sub_claim}")
         if len(self._verified) >= MAX_REMEMBERED:
             self._verified.clear()
-        self._verified[digest] = _Verified(user(name), float(claims["exp"]) + self._settings.clock_skew_s)
+        self._verified[digest] = _Verified(user(name), float(claims["exp"]) + self._settings.clock_skew_s, key_id, key)
         return user(name)
 
-    async def _claims(self, token: str) -> dict[str, Any]:
+    async def _claims(self, token: str) -> tuple[str, jwt.PyJWK, dict[str, Any]]:
+        """With the key by which they are verified, and its id."""
         settings = self._settings
         try:
             header = jwt.get_unverified_header(token)
-            key = await self._jwks.key(str(header.get("kid", "")))
+            key_id = str(header.get("kid", ""))
+            key = await self._jwks.key(key_id)
             if key is None:
                 raise InvalidTokenError("the token is signed by a key that its issuer does not publish")
-            return jwt.decode(
+            algorithm = header.get("alg")
+            if algorithm not in ALGORITHMS.get(key.key_type or "", ()):
+                raise InvalidTokenError("the token names an algorithm that is not for its key, or counts nowhere")
+            claims = jwt.decode(
                 token,
                 key.key,
-                algorithms=[algorithm for algorithm in ALGORITHMS if algorithm == header.get("alg")],
+                algorithms=[algorithm],
                 audience=list(settings.audience) or None,
                 issuer=settings.issuer or None,
                 leeway=settings.clock_skew_s,
@@ -134,6 +155,7 @@ class OidcTokens:
             )
         except (jwt.PyJWTError, ValueError) as error:
             raise InvalidTokenError(f"the token does not count: {error}") from None
+        return key_id, key, claims
 
 
 def is_jwt(token: str) -> bool:

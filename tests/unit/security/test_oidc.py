@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import threading
 import time
-from typing import Any
+import urllib.request
+from typing import Any, Self
 
 import jwt
 import pytest
@@ -79,6 +83,8 @@ async def test_a_signed_token_is_its_subjects() -> None:
         (lambda: signed(sub="x" * 501), "names nobody"),
         (lambda: signed(sub="a\nb"), "names nobody"),
         (lambda: signed(key_id="nobody's"), "does not publish"),
+        (lambda: signed(EC_KEY, "ES256"), "not for its key"),
+        (lambda: signed(key_id="elliptic"), "not for its key"),
         (lambda: jwt.encode(CLAIMS | {"exp": time.time() + 60}, "", algorithm="none", headers={"kid": "one"}), "count"),
         (lambda: jwt.encode(CLAIMS | {"exp": time.time() + 60}, "s" * 32, "HS256", headers={"kid": "one"}), "count"),
         (lambda: "a.b.c", "count"),
@@ -87,7 +93,7 @@ async def test_a_signed_token_is_its_subjects() -> None:
 )
 async def test_what_is_not_signed_for_us_does_not_count(token: Any, said: str) -> None:
     with pytest.raises(InvalidTokenError, match=said):
-        await Issuer(one=RSA_KEY).tokens.principal_of(token())
+        await Issuer(one=RSA_KEY, elliptic=EC_KEY).tokens.principal_of(token())
 
 
 async def test_a_verified_token_is_not_verified_again_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +132,64 @@ async def test_keys_count_on_while_the_issuer_is_away(caplog: pytest.LogCaptureF
         await issuer.jwks.key("unknown")  # once it is read
     assert caplog.text.count("cannot be read") == 3
     assert issuer.asked == 4
+
+
+async def test_a_key_that_the_issuer_takes_back_verifies_nothing_more() -> None:
+    issuer = Issuer(one=RSA_KEY, stolen=OTHER_KEY)
+    token = signed(OTHER_KEY, key_id="stolen")
+    assert await issuer.tokens.principal_of(token) == user("alice")
+    issuer.keys = published(one=RSA_KEY)
+    issuer.now_s += 3_601
+    await issuer.tokens.principal_of(token)  # by what was known; the keys are read meanwhile
+    await issuer.jwks.key("unknown")  # once they are read
+    with pytest.raises(InvalidTokenError, match="does not publish"):
+        await issuer.tokens.principal_of(token)
+
+
+async def test_a_slow_issuer_takes_one_thread() -> None:
+    answer = threading.Event()
+    issuer = Issuer(one=RSA_KEY)
+
+    def fetch(url: str) -> bytes:
+        content = issuer.fetch(url)
+        answer.wait(10)
+        return content
+
+    issuer.jwks = Jwks("https://issuer/jwks", 3600.0, fetch, lambda: issuer.now_s)
+    waiting = []
+    try:
+        for _ in range(5):
+            waiting.append(asyncio.create_task(issuer.jwks.key("one")))
+            await asyncio.sleep(0)
+            issuer.now_s += 11
+        assert issuer.asked <= 1
+    finally:
+        answer.set()
+    assert all([await each is not None for each in waiting])
+    assert issuer.asked == 1
+
+
+def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dripping:
+        pieces = 0
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def read1(self, most: int) -> bytes:
+            self.pieces += 1
+            return b"x"
+
+    dripping = Dripping()
+    times = itertools.count(0.0, 4.0)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: dripping)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    with pytest.raises(TimeoutError, match="more than 15 s"):
+        fetch_jwks("https://issuer/jwks")
+    assert dripping.pieces == 4
 
 
 def test_an_endless_answer_is_not_read(tmp_path: Any) -> None:
