@@ -15,14 +15,15 @@ from highwater.security.authorizer import Authorizer
 from highwater.security.call_identity import IdentifyCalls
 from highwater.security.guard_calls import GuardCalls, ReplicaIdentity
 from highwater.security.mapping_rules import MappingRules
-from highwater.security.oidc import Jwks, OidcSettings, OidcTokens, is_jwt
 from highwater.security.principal import Principal
 from highwater.security.settings import check_certificates_shown
-from highwater.security.tokens import InvalidTokenError, TokenFile
+from highwater.security.tokens import InvalidTokenError, TokenFile, is_jwt
 from highwater.telemetry.log import get_logger
 
 if TYPE_CHECKING:
     import grpc.aio
+
+    from highwater.security.oidc import OidcTokens
 
     Interceptor = grpc.aio.ServerInterceptor[Any, Any]
 
@@ -155,6 +156,8 @@ def _oidc_of(settings: ReplicaManagerSettings) -> OidcTokens | None:
         return None
     if not url.startswith(("https://", "http://", "file:///")):
         raise UserError(f"sasl.oauthbearer.jwks.endpoint.url is {url!r}: write https://… or file:///…")
+    from highwater.security.oidc import Jwks, OidcSettings, OidcTokens  # noqa: PLC0415  it loads a library of signatures
+
     oidc = OidcSettings(
         settings.sasl_oauthbearer_expected_issuer,
         settings.sasl_oauthbearer_expected_audience,

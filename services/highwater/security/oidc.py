@@ -156,8 +156,3 @@ class OidcTokens:
         except (jwt.PyJWTError, ValueError) as error:
             raise InvalidTokenError(f"the token does not count: {error}") from None
         return key_id, key, claims
-
-
-def is_jwt(token: str) -> bool:
-    """Tells a JWT, of three parts, from a static token, of two."""
-    return token.count(".") == 2

@@ -125,3 +125,8 @@ class TokenFile:
             if read is not None:
                 kept[read[0]] = read[1]
         return kept
+
+
+def is_jwt(token: str) -> bool:
+    """Tells a JWT, of three parts, from a static token, of two."""
+    return token.count(".") == 2

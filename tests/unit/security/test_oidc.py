@@ -14,9 +14,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from highwater.security.oidc import MAX_JWKS_BYTES, Jwks, OidcSettings, OidcTokens, fetch_jwks, is_jwt
+from highwater.security.oidc import MAX_JWKS_BYTES, Jwks, OidcSettings, OidcTokens, fetch_jwks
 from highwater.security.principal import user
-from highwater.security.tokens import InvalidTokenError
+from highwater.security.tokens import InvalidTokenError, is_jwt
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
