@@ -23,6 +23,10 @@ _ENOUGH_BYTES = 1 << 62
 # loop, and so many told in one answer: leases are among what waits for it.
 TAKEN_AT_ONCE = 250
 TOLD_AT_ONCE = 1_000
+# Thousands of replicas may be held back by a throttle. So many are looked at again when more may be sent, and each half
+# second all the same: what is throttled, or for whom commits wait, may be others by then.
+HELD_AT_ONCE = 100
+LONGEST_HOLD_MS = 500
 SHORTEST_WAIT_S = 0.005  # for a throttle: the clock's steps are a millisecond
 
 
@@ -33,11 +37,9 @@ class _Found(NamedTuple):
     unread: list[PartitionKey]  # there is more to read than the answer has room for
     complete: bool
     starved: bool  # there is something to read, and no room for it in the budget of all responses
-    held_back: list[PartitionKey]  # there is something to read, for which a throttle has to be waited for
-    held_back_s: float  # the longest of these waits
 
     def keys(self) -> list[PartitionKey]:
-        return [*(part.key for _, part in self.parts), *self.unread, *self.held_back]
+        return [*(part.key for _, part in self.parts), *self.unread]
 
 
 class SessionAnswer(NamedTuple):
@@ -62,6 +64,9 @@ class SessionFetch:
         self._marks: dict[PartitionKey, None] = {}
         # Of a leader epoch that is not known here yet: answered with the others, or once this broker leads.
         self._early: dict[PartitionKey, None] = {}
+        # There is something to read, for which a throttle has to be waited for; who has waited longest comes first.
+        self._held: dict[PartitionKey, None] = {}
+        self._looked_at_held_ms = 0
         self._answering: FetchParams | None = None
         self._untold = False  # marks that the latest answer had no room for: the next one does not wait
         self._missing_bytes = 0  # until those that wait are enough for an answer
@@ -96,6 +101,7 @@ class SessionFetch:
             self._replica_manager.purgatory.sessions.add(key, self)
         self._places[key] = place
         self._early.pop(key, None)
+        self._held.pop(key, None)
         if has_answer:
             self._moved.setdefault(key)
         else:
@@ -109,6 +115,7 @@ class SessionFetch:
     def _forget(self, key: PartitionKey) -> None:
         if self._places.pop(key, None) is not None:
             self._early.pop(key, None)
+            self._held.pop(key, None)
             self._replica_manager.purgatory.sessions.discard(key, self)
 
     def close(self) -> None:
@@ -132,7 +139,7 @@ class SessionFetch:
 
     def _may_read(self, key: PartitionKey, end_offset: int, size_bytes: int) -> None:
         place = self._places.get(key)
-        if place is None or place.used_up or place.part.fetch_offset >= end_offset:
+        if place is None or place.used_up or place.part.fetch_offset >= end_offset or key in self._held:
             return
         self._moved.setdefault(key)
         self._missing_bytes -= size_bytes
@@ -144,6 +151,7 @@ class SessionFetch:
         place = self._places.get(key)
         if place is not None:
             place.again = True
+            self._held.pop(key, None)
             self._moved.setdefault(key)
             if self._answering is not None:
                 self._answering.wait.wake()
@@ -186,8 +194,8 @@ class SessionFetch:
                 self._put_back(found.keys())
                 params.room.release()
                 wait_s = left_ms / 1000
-                if found.held_back:
-                    wait_s = min(wait_s, max(found.held_back_s, SHORTEST_WAIT_S))
+                if self._held:
+                    wait_s = min(wait_s, max(self._role.owed_s(), SHORTEST_WAIT_S), LONGEST_HOLD_MS / 1000)
                 del found  # what it holds is found again
                 sessions.waiting += 1
                 try:
@@ -217,11 +225,10 @@ class SessionFetch:
         limit = self._limit_bytes(params)
         total = 0
         self._missing_bytes = 0
+        self._let_go()
         moved, self._moved = self._moved, {}
         parts: list[tuple[Place, FetchedPart]] = []
         unread: list[PartitionKey] = []
-        held_back: list[PartitionKey] = []
-        longest_s = 0.0
         complete, starved = not self._answered or self._untold, False
         full = False  # it has less room than it wants, or there is more to read than it has room for
 
@@ -263,12 +270,12 @@ class SessionFetch:
                 complete = True
                 parts.append((place, found))
                 continue
-            self._marks[key] = None
+            if place.told != (found.high_watermark, found.log_start_offset):
+                self._marks[key] = None
             if hosted is None or found.readable_end <= place.part.fetch_offset:
                 continue
-            if (held_back_s := self._role.held_back_s(place)) > 0:
-                held_back.append(key)
-                longest_s = max(longest_s, held_back_s)
+            if self._role.is_held_back(place):
+                self._held[key] = None
                 continue
             if reads is None and not starved:
                 wanted = self._wanted_bytes(params, moved)
@@ -288,7 +295,20 @@ class SessionFetch:
         unread += not_looked_at
         self._missing_bytes += params.min_bytes - total
         enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
-        return _Found(parts, unread, complete or enough, starved, held_back, longest_s)
+        return _Found(parts, unread, complete or enough, starved)
+
+    def _let_go(self) -> None:
+        """Has some of those that are held back looked at again, when it is time."""
+        if not self._held:
+            return
+        now_ms = self._replica_manager.now_ms()
+        if now_ms - self._looked_at_held_ms < LONGEST_HOLD_MS and self._role.owed_s() > 0:
+            return
+        self._looked_at_held_ms = now_ms
+        keys = list(islice(self._held, HELD_AT_ONCE))
+        for key in keys:
+            del self._held[key]
+        self._put_back(keys)
 
     def _put_back(self, keys: Iterable[PartitionKey]) -> None:
         """They have not had their turn: they stay in front of what moved since."""
@@ -320,8 +340,8 @@ class SessionFetch:
         left = dict.fromkeys(telling)
         self._untold = bool(left)
         self._marks = {**left, **self._marks}
-        self._put_back([*found.unread, *found.held_back])
-        return SessionAnswer(results, bool(found.unread), self._role.pause_s())
+        self._put_back(found.unread)
+        return SessionAnswer(results, bool(found.unread), self._role.pause_s(holds_back=bool(self._held)))
 
     def _told(self, part: FetchedPart) -> FetchedPart:
         """A place that is answered with an error or a divergence is forgotten."""

@@ -65,14 +65,18 @@ class SessionRole(Protocol):
     def admitted(self, place: Place) -> FetchedPart:
         """The answer about one partition before anything is read: error, offsets, and how far it may be read."""
 
-    def held_back_s(self, place: Place) -> float:
-        """Tells how long what may be read there is held back, for a throttle (RULES 4.14); 0: not at all."""
+    def is_held_back(self, place: Place) -> bool:
+        """Tells whether what may be read there has to wait for a throttle (RULES 4.14)."""
+
+    def owed_s(self) -> float:
+        """Returns how long that is, for everything that has to; 0: it has not."""
 
     def told(self, place: Place, part: FetchedPart) -> None:
         """The next answer has this of it."""
 
-    def pause_s(self) -> float:
-        """Tells how long the session is to expect nothing more of what is throttled, after an answer."""
+    def pause_s(self, *, holds_back: bool) -> float:
+        """Tells how long the session is to expect nothing more of what is throttled, after an answer; `holds_back`:
+        something waits for it."""
 
     def closed(self) -> None:
         """The session is over."""
@@ -88,7 +92,7 @@ class ReplicaRole:
         self._replica_manager = replica_manager
         self._session = session
         self._note = note
-        self._has_throttled = False  # the next answer has, or had to hold back, some of what is throttled
+        self._has_throttled = False  # the next answer has some of what is throttled
 
     def requested(self) -> None:
         """Taken last, as what the request has dropped does not stand in it."""
@@ -133,25 +137,24 @@ class ReplicaRole:
             return FetchedPart(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return for_replica(place.part, hosted.partition, verdict)
 
-    def held_back_s(self, place: Place) -> float:
-        if not self._is_throttled(place):
-            return 0.0
-        self._has_throttled = True
+    def is_held_back(self, place: Place) -> bool:
+        return self._is_throttled(place) and self.owed_s() > 0
+
+    def owed_s(self) -> float:
         return self._replica_manager.leader_quota.wait_s(self._replica_manager.now_ms() / 1000)
 
     def told(self, place: Place, part: FetchedPart) -> None:
         if self._is_throttled(place):
+            self._has_throttled = True
             self._replica_manager.leader_quota.moved(size_of(part.pieces), self._replica_manager.now_ms() / 1000)
         hosted = self._replica_manager.hosted.get(part.key)
         if hosted is not None and (part.key.partition, self._session.broker_id) in hosted.config.follower_throttled:
             leadership = hosted.partition.leadership
             part.awaited = leadership is not None and self._is_awaited(leadership)
 
-    def pause_s(self) -> float:
+    def pause_s(self, *, holds_back: bool) -> float:
         has_throttled, self._has_throttled = self._has_throttled, False
-        return (
-            self._replica_manager.leader_quota.wait_s(self._replica_manager.now_ms() / 1000) if has_throttled else 0.0
-        )
+        return self.owed_s() if has_throttled or holds_back else 0.0
 
     def _is_throttled(self, place: Place) -> bool:
         """A listed replica, of a follower that no commit waits for (RULES 4.14)."""
@@ -208,14 +211,17 @@ class ConsumerRole:
             return FetchedPart(key, self._replica_manager.absent(key))
         return for_consumer(place.part, hosted.partition)
 
-    def held_back_s(self, place: Place) -> float:
+    def is_held_back(self, place: Place) -> bool:
         """A consumer's quota is its stream's."""
+        return False
+
+    def owed_s(self) -> float:
         return 0.0
 
     def told(self, place: Place, part: FetchedPart) -> None:
         """The stream charges the whole answer."""
 
-    def pause_s(self) -> float:
+    def pause_s(self, *, holds_back: bool) -> float:
         return 0.0
 
     def closed(self) -> None:
