@@ -223,13 +223,14 @@ class LogStorageService:
     async def _take_defaults(self, defaults: LogConfig, hosted: HostedLog) -> None:
         await asyncio.sleep(0)  # there may be thousands
         await hosted.idle()
-        if hosted.log is None or hosted.offline_reason or not hosted.configured:
-            return  # it takes them when it is configured
+        if not _takes_defaults(hosted):
+            return
         config = defaults.with_topic(hosted.topic_config)
-        if config != hosted.log.config:
+        if hosted.log is not None and config != hosted.log.config:
             run = asyncio.get_running_loop().run_in_executor
             await run(self._threads, hosted.allow_unflushed, config)  # it may write to disk
-            hosted.configure(defaults, hosted.topic_config)
+            if _takes_defaults(hosted):  # it may have been deleted meanwhile
+                hosted.configure(defaults, hosted.topic_config)
 
     async def _stop_serving(self) -> None:
         await asyncio.gather(self._server.stop(), self._append_socket.stop())
@@ -338,6 +339,11 @@ class LogStorageService:
         due = [path for when_ms, paths in self._to_remove if everything or when_ms <= now_ms for path in paths]
         self._to_remove = [] if everything else [item for item in self._to_remove if item[0] > now_ms]
         return due
+
+
+def _takes_defaults(hosted: HostedLog) -> bool:
+    """False: it takes them when it is configured."""
+    return hosted.log is not None and not hosted.offline_reason and hosted.configured
 
 
 def _has_chores(hosted: HostedLog) -> bool:

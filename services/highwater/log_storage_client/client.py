@@ -57,7 +57,8 @@ _Response = TypeVar("_Response", bound=_Answer)
 class LogStorageClient:
     """`timeout_s` is of every call that is not known to take longer. `unanswered` begins the sentence of an error where
     a call is not answered. `broker_config` is what is set for the broker while it runs, which goes with the logs that
-    are to be made; None: nobody knows. `close` closes the channel."""
+    are to be made; None: nobody knows. `config_went` is told of it once such a call is over, however it ended. `close`
+    closes the channel."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class LogStorageClient:
         unanswered: str = "log-storage",
         seen: Callable[[str], None] = lambda incarnation: None,
         broker_config: Callable[[], Mapping[str, str] | None] = lambda: None,
+        config_went: Callable[[Mapping[str, str] | None], object] = lambda values: None,
     ) -> None:
         self._channel = channel
         self._stub = log_storage_pb2_grpc.LogStorageStub(channel)
@@ -74,6 +76,7 @@ class LogStorageClient:
         self._unanswered = unanswered
         self._seen = seen
         self._broker_config = broker_config
+        self._config_went = config_went
 
     async def close(self) -> None:
         await self._channel.close(None)
@@ -101,6 +104,8 @@ class LogStorageClient:
                 return await asyncio.gather(*map(self._create_log, request.logs))  # of a log-storage of before
             refusal = CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, self._no_answer(error)))
             return [refusal] * len(logs)
+        finally:
+            self._config_went(values)
         self._seen(response.incarnation)
         return [
             CreateAnswer(storage_error(result.error), response.incarnation)

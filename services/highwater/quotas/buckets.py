@@ -9,15 +9,15 @@ from typing import Generic, TypeVar
 from highwater.quotas.token_bucket import TokenBucket
 
 MAX_BUCKETS = 10_000
-_LOOKED_AT = 2  # of those that were not used for longest, with each new one: they are dropped faster than they come
+_LOOKED_AT = 2  # with each new one: those that are full are dropped faster than they come
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Buckets(Generic[KeyT]):
-    """Buckets by key, the one used last at the end. One that is full again is dropped, as nothing is lost with it;
-    while there are as many as may be, whoever comes new shares one with all others who do. Each look-up costs the
-    same."""
+    """Buckets by key, the one used or looked at last at the end. One that is full again is dropped, as nothing is lost
+    with it; while there are as many as may be, whoever comes new shares one with all others who do. Each look-up costs
+    the same."""
 
     def __init__(self, most: int = MAX_BUCKETS) -> None:
         self._most = most
@@ -50,9 +50,10 @@ class Buckets(Generic[KeyT]):
     def _drop_idle(self, now_s: float) -> None:
         for _ in range(min(_LOOKED_AT, len(self._buckets))):
             key, bucket = next(iter(self._buckets.items()))
-            if not bucket.is_full(now_s):
-                return
-            del self._buckets[key]
+            if bucket.is_full(now_s):
+                del self._buckets[key]
+            else:
+                self._buckets.move_to_end(key)  # it may owe for days: those behind it are not kept for that
 
     def clear(self) -> None:
         self._buckets.clear()

@@ -10,6 +10,7 @@ client is shared by all clients of its user, and one that names no user by all u
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -76,7 +77,8 @@ class ClientQuota:
             return None
         user = None if entity.user is None else caller.user
         client = None if entity.client is None else caller.client
-        return self._buckets.of(Entity(user, client), self.limits[entity] * self._per_unit, now_s)
+        rate = max(self.limits[entity] * self._per_unit, sys.float_info.min)  # the product may be 0
+        return self._buckets.of(Entity(user, client), rate, now_s)
 
     def entity_of(self, caller: Caller) -> Entity | None:
         """The entity whose limit counts for the caller."""

@@ -34,6 +34,7 @@ class BrokerConfig:
         self._levels = (BrokerEntity(settings.broker_id), DEFAULT_BROKER, CLUSTER)
         self._changed = asyncio.Event()
         self._told_log_storage: tuple[Mapping[str, str], str] | None = None  # the values, and whom
+        self._overtaken = 0  # calls that took earlier values along, and may have been the last to be heard
         self._others: dict[str, Sequence[common_pb2.StaticSetting]] = {}  # settings of the start, by service
 
     async def read(self) -> None:
@@ -72,13 +73,22 @@ class BrokerConfig:
             else:
                 await changed.wait()
 
+    def went_with_logs(self, values: Mapping[str, str] | None) -> None:
+        """A call that made logs is over, and had taken these values to log-storage. Where others count by now it may
+        have been overtaken by the call that said so, being larger: that is made again."""
+        if values is not None and values != self.values:
+            self._overtaken += 1
+            self._told_log_storage = None
+
     async def tell_log_storage(self, storage: LogStorageClient, incarnation: str) -> None:
         """Hands over what the present log-storage has not been told. Raises `StorageUnavailableError`."""
         values = self.values
         if values is None or self._told_log_storage == (values, incarnation):
             return
+        overtaken = self._overtaken
         taken_by, self._others["log-storage"] = await storage.alter_broker_config(values)
-        self._told_log_storage = (values, taken_by)
+        if overtaken == self._overtaken:
+            self._told_log_storage = (values, taken_by)
 
     def static_settings(self) -> list[common_pb2.StaticSetting]:
         """Returns what the broker's services were started with, as far as they have told."""

@@ -119,6 +119,7 @@ class ReplicaManagerService:
             timeout_s=STORAGE_TIMEOUT_S,
             seen=self._log_storage_seen,
             broker_config=lambda: self.config.values,
+            config_went=self.config.went_with_logs,
         )
         appends = LeaderAppends(
             settings.log_storage,

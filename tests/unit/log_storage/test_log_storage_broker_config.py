@@ -14,7 +14,9 @@ from log_storage_client import LEADER, Storage, filled, key, running
 from test_cleaner_service import COMPACT, SETTINGS, THROTTLED, fill, log_of, until
 
 from highwater.configuration.dynamic_keys import LOG_STORAGE_KEYS
+from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
 from highwater.log_storage.scrubbing import scrubber
 from highwater.v1 import common_pb2, log_storage_pb2
 
@@ -178,6 +180,45 @@ async def test_where_a_log_does_not_take_it_the_call_fails_and_may_be_made_again
         assert [log_of(storage, number).config.roll_ms for number in (0, 1)] == [604_800_000, 5]
         await alter(storage, log_roll_ms="5")
         assert [log_of(storage, number).config.roll_ms for number in (0, 1)] == [5, 5]
+
+
+async def test_a_log_that_does_not_take_it_keeps_no_others_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as storage:
+        await storage.create(key())
+        hosted = next(iter(storage.service._manager.logs))
+
+        def full(*_: object) -> None:
+            raise LogError(ErrorCode.STORAGE_FULL, "no space")
+
+        monkeypatch.setattr(hosted, "allow_unflushed", full)
+        request = log_storage_pb2.CreateLogsRequest(
+            logs=[log_storage_pb2.CreateLogRequest(topic="t", partition=key(1))],
+            broker_config=common_pb2.DynamicConfig(values={"log.roll.ms": "5"}),
+        )
+        response = await storage.stub.CreateLogs(request)
+        assert response.results[0].created
+        assert log_of(storage, 1).config.roll_ms == 5
+
+
+async def test_what_was_taken_in_part_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as storage:
+        await storage.create(key())
+        await storage.create(key(1))
+        await alter(storage, log_roll_ms="7")
+        hosted = next(each for each in storage.service._manager.logs if each.key.partition == 0)
+
+        def full(*_: object) -> None:
+            raise OSError("no space")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(hosted, "allow_unflushed", full)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await alter(storage, log_roll_ms="5")
+        assert [log_of(storage, number).config.roll_ms for number in (0, 1)] == [7, 5]
+        await alter(storage, log_roll_ms="7")
+        assert [log_of(storage, number).config.roll_ms for number in (0, 1)] == [7, 7]
 
 
 async def test_a_log_that_is_deleted_meanwhile_holds_nothing_up(tmp_path: Path) -> None:

@@ -115,6 +115,21 @@ def test_what_is_no_rate_counts_as_not_set(value: str) -> None:
     assert rate_of(quotas, ALICE) is None
 
 
+@pytest.mark.parametrize("quota", Quota)
+@pytest.mark.parametrize("rate", ["5e-324", "1e-300", "9223372036854775807", "1e308"])
+def test_the_smallest_and_the_largest_rates_are_charged(quota: Quota, rate: str) -> None:
+    quotas = ClientQuotas()
+    quotas.configure(Entity("alice"), {quota: rate})
+    bucket = quotas[quota].bucket(ALICE, 0.0)
+    assert bucket is not None
+    assert (bucket.take(1 << 30, 0.0) > 3_600) is (float(rate) < 1)
+    assert (bucket.owed_s(86_400.0) > 3_600) is (float(rate) < 1)
+    quotas.configure(Entity("alice"), {quota: "1e12"})
+    bucket = quotas[quota].bucket(ALICE, 86_400.0)
+    assert bucket is not None
+    assert bucket.owed_s(86_400.0) < 1, "it is paid at the rate that counts now"
+
+
 def test_a_change_is_told_once() -> None:
     quotas = ClientQuotas()
     assert quotas.configure(Entity("alice"), {"producer_byte_rate": "10"})
@@ -134,6 +149,18 @@ def test_idle_buckets_are_dropped_and_those_in_debt_kept() -> None:
         buckets.of(number, 10, 2.0).take(1, 2.0)
     assert len(buckets) == 61, "those that were used last, and the one that owes"
     assert buckets.of(7, 10, 2.0) is owing
+
+
+def test_one_that_owes_for_days_keeps_no_idle_ones_behind_it() -> None:
+    buckets: Buckets[int] = Buckets(most=100)
+    owing = buckets.of(-1, 1, 0.0)
+    owing.take(1 << 20, 0.0)
+    for number in range(1_000):
+        bucket = buckets.of(number, 10, 10.0 * number)
+        assert bucket.owed_s(10.0 * number) == 0
+        bucket.take(100, 10.0 * number)
+    assert len(buckets) < 5
+    assert buckets.of(-1, 1, 10_000.0) is owing
 
 
 def test_beyond_the_bound_one_bucket_is_shared() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leading_broker import Leader, key
@@ -13,7 +16,9 @@ from test_tail_cache import EPOCH, FAR, INCARNATION, batch, bound_cache, content
 from highwater.configuration.dynamic_keys import REPLICA_MANAGER_KEYS
 from highwater.configuration.entities import CLUSTER, BrokerEntity, ConfigEntity, EntityKind
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.store.transactions import Entry, Event, Listing
+from highwater.replica_manager.broker_config import BrokerConfig
 from highwater.replica_manager.partition.actions import HighWatermarkAdvanced, LiveBrokers, PartitionSettings
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheBudget
@@ -155,6 +160,66 @@ def stated(service: ReplicaManagerService) -> dict[str, object]:
         "replica.lag.time.max.ms": manager.settings.replica_lag_time_max_ms,
         "tail.cache.bytes": manager._tail_budget.max_bytes,
     }
+
+
+class LogStorage:
+    """Has the values that it heard last; the calls that make logs are heard when the test says so."""
+
+    def __init__(self) -> None:
+        self.values: Mapping[str, str] = {}
+        self.told = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def alter_broker_config(self, values: Mapping[str, str]) -> tuple[str, Sequence[Any]]:
+        self.values = values
+        self.told.set()
+        await self.goes_on.wait()
+        return "ls", ()
+
+
+async def test_earlier_values_that_went_with_new_logs_do_not_stay() -> None:
+    """A call that makes many logs is larger than the one that says what is set now, and may be heard after it."""
+    keys, cluster = Keys("highwater"), {"message.max.bytes": "6000"}
+    store: Any = None
+    configs = WatchedConfigs(store, keys, (EntityKind.BROKERS, EntityKind.CLUSTER))
+    for kind in configs.view.kinds:
+        configs.view.list(kind, Listing((), 5))
+    settings = load(
+        ReplicaManagerSettings,
+        {"broker.id": "1", "listeners": "INTERNAL://unix:rm", "log.storage": "unix:ls", "etcd": "127.0.0.1:1"},
+    )
+    config, storage = BrokerConfig(settings, configs, lambda settings: None), LogStorage()
+    client: Any = storage
+    await config.read()
+    earlier = config.values
+    assert earlier is not None
+    entry = Entry(keys.entity_config(CLUSTER), json.dumps(cluster).encode(), 6, 6, 0)
+    configs.view.apply(EntityKind.CLUSTER, [Event(entry.key, entry, 6)])
+    await config.tell_log_storage(client, "ls")
+    assert storage.values == cluster
+
+    storage.values = earlier  # heard now
+    config.went_with_logs(earlier)
+    await config.tell_log_storage(client, "ls")
+    assert storage.values == cluster
+
+    storage.told.clear()
+    storage.goes_on.clear()
+    config.went_with_logs(earlier)
+    telling = asyncio.create_task(config.tell_log_storage(client, "ls"))
+    await storage.told.wait()
+    storage.values = earlier  # while the call that says it is not answered
+    config.went_with_logs(earlier)
+    storage.goes_on.set()
+    await telling
+    await config.tell_log_storage(client, "ls")
+    assert storage.values == cluster
+
+    storage.told.clear()
+    config.went_with_logs(config.values)
+    await config.tell_log_storage(client, "ls")
+    assert not storage.told.is_set(), "what counts is not told twice"
 
 
 async def test_each_key_reaches_what_it_is_for_and_falls_back(tmp_path: Path) -> None:

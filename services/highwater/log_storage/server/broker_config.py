@@ -28,7 +28,7 @@ class BrokerConfig:
         self._incarnation = incarnation
         self._take = take
         self._settings = settings
-        self._values: dict[str, str] = {}
+        self._values: dict[str, str] | None = {}  # None: some of others count, since they could not be taken as a whole
         self._changing = asyncio.Lock()
 
     async def AlterBrokerConfig(
@@ -45,5 +45,6 @@ class BrokerConfig:
             return
         async with self._changing:
             if values != self._values:
-                await self._take(values)
-                self._values = values  # where that raised it is to be given again
+                self._values = None
+                await self._take(values)  # where that raises, or is cancelled, whatever comes next is taken
+                self._values = values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +43,9 @@ class LogLifecycle:
         self, request: log_storage_pb2.CreateLogsRequest, context: Any
     ) -> log_storage_pb2.CreateLogsResponse:
         if request.HasField("broker_config"):
-            await self._config.given(request.broker_config)
+            # A log that does not take it keeps no others from being made: they have it, and that one is given it anew.
+            with contextlib.suppress(LogError, OSError):
+                await self._config.given(request.broker_config)
         response = log_storage_pb2.CreateLogsResponse(incarnation=self._incarnation)
         for made in await self._create(request.logs):
             result = response.results.add()
