@@ -117,6 +117,13 @@ KEYS: Mapping[EntityKind, Mapping[str, Check]] = {
     EntityKind.USERS: CLIENT_KEYS,
 }
 
-# What decides about records that are there: where a value of these cannot be read, nothing is deleted.
-DELETING_KEYS = frozenset({"log.cleanup.policy", "log.retention.bytes", "log.retention.ms"})
-KEEP_ALL_RECORDS: Mapping[str, str] = {"log.retention.bytes": "-1", "log.retention.ms": "-1"}
+# What decides about records that are there: where a value of these cannot be read, none is deleted, or lost by an
+# unclean election.
+DELETING_KEYS = frozenset(
+    {"log.cleanup.policy", "log.retention.bytes", "log.retention.ms", "unclean.leader.election.enable"}
+)
+KEEP_ALL_RECORDS: Mapping[str, str] = {
+    "log.retention.bytes": "-1",
+    "log.retention.ms": "-1",
+    "unclean.leader.election.enable": "false",
+}

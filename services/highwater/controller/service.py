@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 
-from highwater.configuration.entities import ConfigEntity, EntityKind
+from highwater.configuration.entities import CLUSTER, ConfigEntity, EntityKind
 from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.administration.acl_administration import AclAdministration
 from highwater.controller.administration.administration import Administration
@@ -21,6 +21,7 @@ from highwater.controller.state_machines.partition_state_machine import Partitio
 from highwater.controller.term.active_controller import ActiveController, Rebalancing
 from highwater.controller.term.election_metrics import ElectionMetrics
 from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.schema.config_view import overlaid
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
@@ -147,6 +148,25 @@ class ControllerService:
                 await election.resign()
 
     async def _serve_term(self, election: ControllerElection, term: ControllerTerm) -> None:
+        identify(controller_epoch=term.controller_epoch)
+        running = asyncio.create_task(self._act(term))
+        losing = asyncio.create_task(election.lost())
+        try:
+            await asyncio.wait((running, losing), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                if self._active_controller is None:
+                    return
+                self._active_controller.depose("its lease has ended")
+            await running
+        finally:
+            for task in (running, losing):
+                task.cancel()
+            await asyncio.gather(running, losing, return_exceptions=True)
+
+    async def _act(self, term: ControllerTerm) -> None:
+        """The controller before may have answered that a setting is changed which this one's watch has not told of: no
+        election goes by the one of before."""
+        await self.configs.caught_up(CLUSTER)
         settings = self.current_settings
         active_controller = ActiveController(
             self._store,
@@ -161,24 +181,14 @@ class ControllerService:
             certificates=self._certificates,
             elections=self._elections,
         )
-        identify(controller_epoch=term.controller_epoch)
         self._active_controller = active_controller
-        running = asyncio.create_task(active_controller.run())
-        losing = asyncio.create_task(election.lost())
-        try:
-            await asyncio.wait((running, losing), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                active_controller.depose("its lease has ended")
-            await running
-        finally:
-            for task in (running, losing):
-                task.cancel()
-            await asyncio.gather(running, losing, return_exceptions=True)
+        await active_controller.run()
 
     def on_change(self, entity: ConfigEntity, config: Mapping[str, str]) -> None:
         """The cluster's configuration is another (`ConfigListener`)."""
-        self.current_settings = with_dynamic(self.settings, config)
-        _log.info("the cluster's configuration %s", pairs(**config))
+        counts = overlaid(self.configs.view, (CLUSTER,))  # where some of it cannot be read, not only what is left
+        self.current_settings = with_dynamic(self.settings, counts)
+        _log.info("the cluster's configuration %s", pairs(**counts))
         if self._active_controller is not None:
             self._active_controller.defaults_changed(
                 _policy(self.current_settings), _rebalancing(self.current_settings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,8 +25,10 @@ from highwater.configuration.entities import (
 from highwater.metadata.schema import config_view
 from highwater.metadata.schema.config_view import ConfigView, overlaid
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.state.unreadable_entries import UnreadableEntries
-from highwater.metadata.store.transactions import Entry, Event, Listing
+from highwater.metadata.store.transactions import Entry, Event, Listing, WatchBatch
+from highwater.supervision import TaskGroup
 
 KEYS = Keys("test")
 NAMES = st.none() | st.text(min_size=1, max_size=20).filter(str.isprintable) | st.just("__default")
@@ -159,6 +163,57 @@ def test_where_retention_cannot_be_read_nothing_is_deleted(config: object) -> No
 def test_a_damaged_policy_of_the_cluster_deletes_nothing_either() -> None:
     view, _, _ = listed(entry(CLUSTER, {"log.cleanup.policy": "drop"}), kind=EntityKind.CLUSTER)
     assert overlaid(view, (CLUSTER,)) == KEEP_ALL_RECORDS
+
+
+class WatchedEtcd:
+    """A store whose watch tells what it is given, when it is given it."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.listing = Listing(entries, 10)
+        self.batches: asyncio.Queue[WatchBatch] = asyncio.Queue()
+
+    async def get_prefix(self, prefix: str) -> Listing:
+        return self.listing
+
+    async def watch_prefix(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch]:
+        while True:
+            yield await self.batches.get()
+
+
+async def test_a_reader_that_must_not_be_behind_waits_for_its_watch() -> None:
+    key = KEYS.entity_config(CLUSTER)
+    etcd: Any = WatchedEtcd(entry(CLUSTER, {"num.partitions": "1"}))
+    configs = WatchedConfigs(etcd, KEYS, (EntityKind.CLUSTER,))
+    async with asyncio.timeout(10), TaskGroup() as tasks:
+        following = tasks.create_task(configs.follow())
+        await configs.listed()
+        await configs.caught_up(CLUSTER)  # with nothing behind it, at once
+
+        newest = entry(CLUSTER, {"num.partitions": "3"}, revision=12)
+        etcd.listing = Listing((newest, entry(key + "x", {}, revision=99)), 99)
+        catching_up = tasks.create_task(configs.caught_up(CLUSTER))
+        etcd.batches.put_nowait(WatchBatch((Event(key, entry(CLUSTER, {"num.partitions": "2"}, revision=11), 11),), 11))
+        await configs.until(lambda: configs.view.config(CLUSTER) == {"num.partitions": "2"})
+        await asyncio.sleep(0)
+        assert not catching_up.done()
+        etcd.batches.put_nowait(WatchBatch((Event(key, newest, 12),), 12))
+        await catching_up
+        assert configs.view.config(CLUSTER) == {"num.partitions": "3"}
+
+        etcd.listing = Listing((), 13)
+        catching_up = tasks.create_task(configs.caught_up(CLUSTER))
+        await asyncio.sleep(0)
+        assert not catching_up.done()
+        etcd.batches.put_nowait(WatchBatch((Event(key, None, 13),), 13))
+        await catching_up
+        assert configs.view.config(CLUSTER) == {}
+        following.cancel()
+
+
+@pytest.mark.parametrize("config", [b"{", {"unclean.leader.election.enable": "no"}])
+def test_where_unclean_elections_may_be_forbidden_there_are_none(config: object) -> None:
+    view, _, _ = listed(entry(CLUSTER, config), kind=EntityKind.CLUSTER)
+    assert overlaid(view, (CLUSTER,))["unclean.leader.election.enable"] == "false"
 
 
 def test_a_brokers_own_value_goes_before_the_default_of_brokers() -> None:

@@ -12,13 +12,16 @@ from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import config_from_json, config_to_json
 from highwater.metadata.schema.reading import readable
-from highwater.metadata.state.cluster_watch import watch_listed
+from highwater.metadata.state.cluster_watch import RETRY_PAUSE_S, watch_listed
 from highwater.metadata.state.topic_configs import VersionedConfig
 from highwater.metadata.state.unreadable_entries import UnreadableEntries
-from highwater.metadata.store.etcd_errors import ControllerDeposed
+from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError, may_pass
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete, Get, Listing, Operation, Put, modified_at
 from highwater.supervision import TaskGroup
+from highwater.telemetry.log import get_logger
+
+_log = get_logger(__name__)
 
 
 class WatchedConfigs:
@@ -29,6 +32,7 @@ class WatchedConfigs:
         self._keys = keys
         self._unreadable = {kind: UnreadableEntries() for kind in kinds}
         self.view = ConfigView(keys, kinds, _ByKind(keys, self._unreadable))
+        self._revisions = dict.fromkeys(kinds, 0)  # of what etcd has told of each
         self._moved = asyncio.Event()
 
     @property
@@ -46,6 +50,25 @@ class WatchedConfigs:
         """Returns when every kind has been listed once."""
         await self.until(lambda: self.view.listed)
 
+    async def caught_up(self, entity: ConfigEntity) -> None:
+        """Returns when what stood in etcd at the time of this call counts here: a watch may be behind. Waits out
+        failures of etcd. Raises `StoreClosed`."""
+        key, kind = self._keys.entity_config(entity), entity.kind
+        while True:
+            try:
+                listing = await self._store.get_prefix(key)
+                break
+            except StoreError as error:
+                if not may_pass(error):
+                    raise
+                _log.warning("cannot read %s: %s", key, error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+        entry = next((each for each in listing.entries if each.key == key), None)
+        if entry is not None:
+            await self.until(lambda: self._revisions[kind] >= entry.mod_revision)
+        else:  # nothing tells at which revision it was removed
+            await self.until(lambda: not self.view.config(entity) or self._revisions[kind] > listing.revision)
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Returns when it holds; asked after everything that etcd tells."""
         while not holds():
@@ -59,6 +82,7 @@ class WatchedConfigs:
                     self.view.list(kind, update)
                 else:
                     self.view.apply(kind, update.events)
+                self._revisions[kind] = update.revision
                 self._moved.set()
                 self._moved = asyncio.Event()
 
