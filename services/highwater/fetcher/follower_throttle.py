@@ -49,6 +49,10 @@ class FollowerThrottle:
         key = follower.key
         if self._quota.rate is None or key not in self._replicas or key in self._awaited or not follower.lag:
             return 0
+        return self.owed_ms()
+
+    def owed_ms(self) -> int:
+        """Tells how long that is, for whatever is held back."""
         return math.ceil(1000 * self._quota.wait_s(self._now_ms() / 1000))
 
     def copied(self, key: PartitionKey, size_bytes: int, *, awaited: bool) -> None:

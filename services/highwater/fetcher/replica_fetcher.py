@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from logging import CRITICAL, INFO, WARNING
 from typing import TypeVar
 
@@ -68,6 +69,8 @@ APPENDS_IN_FLIGHT = 2  # with data, of one fetcher; what bounds the memory of al
 REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
 UNDER_WAY = APPENDS_IN_FLIGHT + REQUESTS_IN_FLIGHT
 LONGEST_HOLD_S = 0.5  # then the throttle is looked at anew: its rate may be another
+SHORTEST_HOLD_S = 0.005
+LET_GO_AT_ONCE = 500  # of what is held back: there may be thousands, and each is asked for its position again
 FIRST_RECONNECT_MS = 100
 LAST_RECONNECT_MS = 1_000
 FIRST_OVERDUE_MS = 1_500  # beyond what the leader may hold a fetch
@@ -345,15 +348,20 @@ class ReplicaFetcher:
         """Nothing of it is fetched now (RULES 4.14): to the leader it is forgotten, and named again later."""
         self._throttled[key] = None
         if self._held_back is None:
-            pause_s = min(held_back_ms / 1000, LONGEST_HOLD_S)
-            self._held_back = asyncio.get_running_loop().call_later(pause_s, self._let_go)
+            self._let_go_in(held_back_ms)
+
+    def _let_go_in(self, held_back_ms: int) -> None:
+        pause_s = min(max(held_back_ms / 1000, SHORTEST_HOLD_S), LONGEST_HOLD_S)
+        self._held_back = asyncio.get_running_loop().call_later(pause_s, self._let_go)
 
     def _let_go(self) -> None:
+        """Has those that have waited longest looked at again."""
         self._held_back = None
-        throttled, self._throttled = self._throttled, {}
-        for key in throttled:
-            if key in self._followers:
-                self._places.changed(key)
+        for key in list(islice(self._throttled, LET_GO_AT_ONCE)):
+            del self._throttled[key]
+            self._places.changed(key)
+        if self._throttled:
+            self._let_go_in(self._throttle.owed_ms())
         self._wake.set()
 
     def _is_answered_at_once(self) -> bool:

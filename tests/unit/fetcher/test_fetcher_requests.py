@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from highwater.fetcher import replica_fetcher
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import FenceAnswer, Followed, LogAnswer
 from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower_throttle import FollowerThrottle
 from highwater.fetcher.replica_fetcher import ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
 from highwater.model.log_state import LogState
@@ -75,6 +78,58 @@ def asked(fetcher: ReplicaFetcher) -> int | None:
     """The log start in the request that is due; None where none is."""
     request = fetcher._next_request(3)
     return None if request is None else request.partitions[0].log_start_offset
+
+
+class Throttle(FollowerThrottle):
+    """Holds everything back, for as long as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0)
+        self.owed = 1_000_000
+        self.asked: list[PartitionKey] = []
+
+    def held_back_ms(self, follower: Follower) -> int:
+        self.asked.append(follower.key)
+        return self.owed
+
+    def owed_ms(self) -> int:
+        return self.owed
+
+
+async def test_what_is_held_back_is_looked_at_in_parts(
+    fetcher: ReplicaFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_fetcher, "LET_GO_AT_ONCE", 10)
+    fetcher._throttle = throttle = Throttle()
+    fetcher._incremental = True  # as the leader answered before
+    keys = [PartitionKey(b"t" * 16, number) for number in range(1, 31)]
+    for key in keys:
+        one = Follower(key, "t", 1_000)
+        one.follow(Followed(2, 5, -1, "ls"), 0)
+        one.fenced(FenceAnswer(one.generation, "ls", LogState(END, 5, 0, END)), 0)
+        fetcher.add(one)
+    assert fetcher._next_request(3) is None
+    looks = []
+    for _ in range(4):
+        throttle.asked.clear()
+        fetcher._let_go()
+        assert fetcher._next_request(3) is None
+        looks.append(set(throttle.asked))
+    assert [len(look) for look in looks] == [10] * 4
+    assert set().union(*looks) == {KEY, *keys}
+
+    throttle.owed = 0  # its rate is gone
+    named: set[int] = set()
+    async with asyncio.timeout(10):
+        while len(named) < 31:
+            request = fetcher._next_request(3)
+            if request is None:
+                fetcher._wake.clear()
+                await fetcher._wake.wait()
+            else:
+                named |= {part.partition.partition for part in request.partitions}
+                fetcher._received(broker_pb2.FetchResponse(correlation_id=request.correlation_id, incremental=True))
+    await fetcher.stop()
 
 
 async def test_a_log_start_that_lags_is_told_when_it_has_risen_and_not_before(
