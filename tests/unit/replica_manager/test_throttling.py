@@ -77,6 +77,17 @@ def produce(size: int, client_id: str = "app") -> broker_pb2.ProduceRequest:
     return request
 
 
+async def test_a_client_id_of_any_size_is_remembered_by_its_beginning() -> None:
+    throttling = Throttling(clock_s=Clock())
+    throttling.configure(Entity(None, DEFAULT), {"producer_byte_rate": "10"})
+    charges = throttling.of(Call())
+    for end in ("a", "b"):
+        charges.charge(Quota.PRODUCE, 1_000_000 * "x" + end, 10)
+    (kept,) = throttling.quotas[Quota.PRODUCE]._buckets._buckets
+    assert kept == Entity(None, 255 * "x")
+    assert charges.throttle_ms == 1_500
+
+
 async def test_a_stream_is_answered_at_once_and_not_read_while_its_client_is_to_pause() -> None:
     throttled: list[tuple[Quota, float]] = []
     throttling = Throttling(lambda quota, pause_s: throttled.append((quota, pause_s)))

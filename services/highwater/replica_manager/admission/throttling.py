@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import grpc.aio
 
+from highwater.configuration.entities import MAX_NAME
 from highwater.quotas.client_quotas import Caller, ClientQuotas, Entity, Quota
 from highwater.security.principal import principal_of
 
@@ -151,7 +152,7 @@ class CallCharges:
             if self._client_id is None:
                 self._client_id = client_id_of(self._context)
             client_id = self._client_id
-        return Caller(self._user, client_id)
+        return Caller(self._user, client_id[:MAX_NAME])  # what a request calls its client may have any size
 
 
 def client_id_of(context: Context) -> str:
