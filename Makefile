@@ -23,6 +23,7 @@
 #   make bench-kafka  the same work on Apache Kafka and on Highwater in alternation
 #   make bench-scale  thousands of idle partitions and many clients: what each costs, on Kafka too where KAFKA_PEER starts
 #                     it (45 minutes; ONLY=scale_idle takes one figure, PARTITIONS=300 takes a minute or two for each)
+#   make bench-operating  what TLS, ACLs with quotas and metrics, and traces cost, in alternation with a plain cluster
 #   make bench-spark  Spark on Highwater, and on Kafka where KAFKA_PEER starts it (RECORDS=1000000 takes fewer)
 #   make clean        remove .venv and build/
 
@@ -42,7 +43,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak floods fuzz soak-spark check reference bench bench-storage bench-kafka bench-scale bench-spark clean
+.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak floods fuzz soak-spark check reference bench bench-storage bench-kafka bench-operating bench-scale bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.session.spark_session import check_java; check_java()'
 
@@ -114,6 +115,9 @@ bench-kafka: $(VENV)/.bench
 bench-scale: $(VENV)/.bench
 	HIGHWATER_KAFKA_PEER="$(KAFKA_PEER)" $(BIN)/python -m bench.scale $(if $(wildcard $(KAFKA_PEER)),--kafka) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(PARTITIONS),--partitions $(PARTITIONS))
+
+bench-operating: $(VENV)/.bench
+	$(BIN)/python -m bench.operating $(if $(ONLY),--only $(ONLY))
 
 bench-spark: $(SPARK_VENV)/.bench
 	HIGHWATER_KAFKA_PEER="$(KAFKA_PEER)" $(SPARK_VENV)/bin/python -m bench.spark $(if $(RECORDS),--records $(RECORDS))

@@ -101,6 +101,13 @@ AIMS = {
     "scale_round_cpu": Aim("×", 1.1, False),
     "scale_longest_callback": Aim("ms", 50, False),
     "scale_longest_callback_cpu": Aim("ms", None, False),
+    # bench.operating: in per cent of a plain cluster's, and more than that.
+    "tls_produce_table": Aim("% of plain", 85, True),
+    "tls_latency_p50": Aim("ms more", 1, False),
+    "guarded_produce_table": Aim("% of plain", 97, True),
+    "guarded_latency_p50": Aim("ms more", None, False),
+    "traced_produce_table": Aim("% of plain", 98, True),
+    "traced_latency_p50": Aim("ms more", None, False),
     # tests/k8s: until all is ready; the longest time that any partition goes without an acknowledgement when a broker
     # dies; from its death until it is back in its ISRs; controllers, etcd and brokers restarted; the image's files.
     "k8s_ready": Aim("s", 45, False),
