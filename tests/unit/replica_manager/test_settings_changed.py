@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from test_tail_cache import EPOCH, FAR, INCARNATION, batch, bound_cache, content
 
 from highwater.configuration.dynamic_keys import REPLICA_MANAGER_KEYS
 from highwater.configuration.entities import CLUSTER, BrokerEntity, ConfigEntity, EntityKind
+from highwater.log_storage_client.client import LogStorageClient
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.store.transactions import Entry, Event, Listing
@@ -27,8 +29,10 @@ from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.response_budget import ResponseBudget
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.channel import open_channel
 from highwater.rpc.settings import load
 from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
 
 MINIMUM_2, MINIMUM_3 = PartitionSettings(min_insync_replicas=2), PartitionSettings(min_insync_replicas=3)
 
@@ -220,6 +224,29 @@ async def test_earlier_values_that_went_with_new_logs_do_not_stay() -> None:
     config.went_with_logs(config.values)
     await config.tell_log_storage(client, "ls")
     assert not storage.told.is_set(), "what counts is not told twice"
+
+
+async def test_what_went_with_new_logs_is_said_when_the_call_is_over() -> None:
+    earlier = {"log.roll.ms": "5"}
+    values: Mapping[str, str] = earlier
+    went: list[Mapping[str, str] | None] = []
+    client = LogStorageClient(
+        open_channel("unix:/nobody"), timeout_s=5, broker_config=lambda: values, config_went=went.append
+    )
+
+    async def create_logs(request: log_storage_pb2.CreateLogsRequest, timeout: float) -> Any:
+        assert not went
+        assert dict(request.broker_config.values) == {"log.roll.ms": "5"}
+        nonlocal values
+        values = {"log.roll.ms": "6"}
+        raise asyncio.CancelledError
+
+    stub: Any = SimpleNamespace(CreateLogs=create_logs)
+    client._stub = stub
+    with pytest.raises(asyncio.CancelledError):
+        await client._create_some([])
+    assert went == [earlier]
+    await client.close()
 
 
 async def test_each_key_reaches_what_it_is_for_and_falls_back(tmp_path: Path) -> None:
