@@ -66,7 +66,7 @@ async def test_a_consumer_hears_of_a_revocation(secured: SecuredBroker) -> None:
         consumer.assign([TopicPartition("open", 0)])
         await consumer.poll(timeout_ms=100)
         await secured.revoke("allow bob read topic open")
-        with pytest.raises(AuthorizationError, match="may not READ topic 'open'"):
+        with pytest.raises(AuthorizationError, match="open-0 .* may not READ the topic"):
             await asyncio.wait_for(polled_for_ever(consumer), 5)
 
 

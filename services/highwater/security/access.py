@@ -28,12 +28,12 @@ class Access:
         self.principal = principal
         self._authorizer = authorizer
         self._topic_of = topic_of
-        self._revision = -1
+        self._generation = -1
         self._kept: dict[tuple[ResourceType, str], int] = {}
         self._kept_ids: dict[bytes, int] = {}
 
     def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        if self._revision != self._authorizer.revision or len(self._kept) > MAX_KEPT:
+        if self._generation != self._authorizer.generation or len(self._kept) > MAX_KEPT:
             self._forget()
         key = (resource_type, name)
         permitted = self._kept.get(key)
@@ -58,7 +58,7 @@ class Access:
     def topic_error(self, operation: Operation, topic_id: bytes) -> ErrorCode:
         """NONE where the principal may do this with the topic of the id. UNKNOWN_TOPIC_ID where nobody here knows what
         topic that is: it may become one that the principal may not touch before the request is through."""
-        if self._revision != self._authorizer.revision or len(self._kept_ids) > MAX_KEPT:
+        if self._generation != self._authorizer.generation or len(self._kept_ids) > MAX_KEPT:
             self._forget()
         permitted = self._kept_ids.get(topic_id)
         if permitted is None:
@@ -72,15 +72,23 @@ class Access:
     def refusal(self, operation: Operation, resource_type: ResourceType, name: str) -> str:
         """The sentence that refuses."""
         what = "the cluster" if resource_type is ResourceType.CLUSTER else f"{resource_type.name.lower()} {name!r}"
-        return f"{self.principal} may not {operation.name} {what}: ask who runs the cluster for an ACL"
+        return self._sentence(operation, what)
 
     def topic_refusal(self, operation: Operation, topic_id: bytes) -> str:
-        """The sentence for an error of `topic_error`; empty: the code's own."""
+        """The sentence for an error of `topic_error`; empty: the code's own. It has the name for those alone who may
+        DESCRIBE the topic: an id does not tell it."""
         topic = self._topic_of(topic_id)
-        return "" if topic is None else self.refusal(operation, ResourceType.TOPIC, topic)
+        if topic is None:
+            return ""
+        if not self.may_topic(Operation.DESCRIBE, topic):
+            return self._sentence(operation, f"the topic of id {topic_id.hex()}")
+        return self.refusal(operation, ResourceType.TOPIC, topic)
+
+    def _sentence(self, operation: Operation, what: str) -> str:
+        return f"{self.principal} may not {operation.name} {what}: ask who runs the cluster for an ACL"
 
     def _forget(self) -> None:
-        self._revision = self._authorizer.revision
+        self._generation = self._authorizer.generation
         self._kept.clear()
         self._kept_ids.clear()
 

@@ -82,6 +82,8 @@ class Authorizer:
         self._index = AclIndex()
         self.revision = 0
         """Of the ACLs that it decides by, in etcd; 0: it knows none yet."""
+        self.generation = 0
+        """Counts the changes: etcd that was restored goes through the same revisions again."""
 
     @property
     def loaded(self) -> bool:
@@ -95,6 +97,7 @@ class Authorizer:
         """These are all ACLs now."""
         self._index = AclIndex(acls)
         self.revision = revision
+        self.generation += 1
 
     def is_super_user(self, principal: Principal) -> bool:
         return principal in self._super_users

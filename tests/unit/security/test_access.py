@@ -54,7 +54,22 @@ def test_a_topic_that_nobody_knows_is_refused_and_not_remembered() -> None:
     assert access.topic_error(Operation.WRITE, other) is ErrorCode.UNKNOWN_TOPIC_ID
     topics[other] = "secrets"
     assert access.topic_error(Operation.WRITE, other) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    assert access.topic_refusal(Operation.WRITE, other).startswith("User:alice may not WRITE topic 'secrets'")
+
+
+def test_a_topics_name_is_told_to_whoever_may_describe_it() -> None:
+    authorizer, _, access = opened()
+    assert access.topic_refusal(Operation.READ, ORDERS).startswith("User:alice may not READ topic 'orders'")
+    authorizer.changed([], 6)
+    refusal = access.topic_refusal(Operation.READ, ORDERS)
+    assert refusal.startswith(f"User:alice may not READ the topic of id {ORDERS.hex()}: ")
+
+
+def test_what_was_decided_is_forgotten_where_etcd_goes_through_a_revision_again() -> None:
+    """It was restored from a backup, say."""
+    authorizer, _, access = opened()
+    assert access.topic_error(Operation.WRITE, ORDERS) is ErrorCode.NONE
+    authorizer.changed([], authorizer.revision)
+    assert access.topic_error(Operation.WRITE, ORDERS) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
