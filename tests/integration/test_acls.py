@@ -82,8 +82,8 @@ async def test_a_partition_is_refused_beside_those_that_are_open(secured: Secure
     assert errors(response) == [REFUSED, ErrorCode.NONE, REFUSED]
     assert response.results[1].base_offset == 0  # nothing had been written before
     assert response.results[0].error.message == (
-        "User:alice may not WRITE topic 'secrets': ask who runs the cluster for an ACL"
-    )
+        f"User:alice may not WRITE the topic of id {closed.topic_id.hex()}: ask who runs the cluster for an ACL"
+    )  # without its name
     assert not response.results[0].error.retriable
     assert await fetch(alice, opened) is REFUSED  # to write is not to read
 
@@ -212,6 +212,61 @@ async def test_a_member_may_join_and_is_put_out_within_a_second(secured: Secured
         while from_proto((response := await session.read()).error) is ErrorCode.NONE:
             pass
     assert from_proto(response.error) is ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+async def test_a_pattern_finds_nothing_that_its_member_may_not_see(secured: SecuredBroker) -> None:
+    await created(secured, "orders", "secrets")
+    await secured.allow("allow mallory read group g", "allow mallory describe topic orders")
+    mallory, member = secured.as_user("mallory"), str(uuid.uuid4())
+    await mallory.groups.FindCoordinator(group_pb2.FindCoordinatorRequest(groups=["g"]))  # makes the topic of offsets
+    word = group_pb2.SessionRequest(group="g", member_id=member)
+    word.subscription.pattern = ".*"
+    word.subscription.rebalance_timeout_ms = 10_000
+    word.owned.SetInParent()
+
+    async def joined() -> Any:
+        session = mallory.groups.Session()
+        await session.write(word)
+        response = await session.read()
+        return (session, response) if from_proto(response.error) is ErrorCode.NONE else None
+
+    session, response = await eventually(joined, "mallory joins")
+
+    async def told(wanted: list[str], response: Any = None) -> None:
+        """Acknowledges until its assignment is of these topics; none but those that it may see are ever in it."""
+        async with asyncio.timeout(10):
+            while True:
+                response = await session.read() if response is None else response
+                assert from_proto(response.error) is ErrorCode.NONE, response
+                if response.HasField("assignment"):
+                    topics = {each.topic for each in response.assignment.topics}
+                    assert topics <= seen, topics
+                    if topics == set(wanted):
+                        return
+                    await session.write(
+                        group_pb2.SessionRequest(
+                            member_epoch=response.member_epoch,
+                            seen_assignment=response.assignment_number,
+                            owned=response.assignment,
+                        )
+                    )
+                response = None
+
+    async def described() -> Any:
+        (group,) = (await mallory.groups.DescribeGroups(group_pb2.DescribeGroupsRequest(groups=["g"]))).groups
+        (found,) = group.members
+        return found
+
+    seen = {"orders"}
+    await told(["orders"], response)
+    assert b"secrets" not in (await described()).SerializeToString()
+    await secured.allow("allow mallory describe topic secrets")
+    seen = {"orders", "secrets"}
+    await told(["orders", "secrets"])
+    assert {each.topic for each in (await described()).target} == {"orders", "secrets"}
+    await secured.revoke("allow mallory describe topic orders")
+    await told(["secrets"])
+    session.cancel()
 
 
 async def test_offsets_are_refused_by_group_and_by_topic(secured: SecuredBroker) -> None:

@@ -33,6 +33,14 @@ class MemberStream:
         self.ended = answer.error is not None or answer.member_epoch < JOINING
         self._wake()
 
+    def tell_again(self, answer: SessionAnswer) -> None:
+        """Tells an assignment that was told before, unless another one is to be told anyway."""
+        if self._answer is None:
+            self.tell(answer)
+        elif not self.ended and self._answer.assignment is None:
+            assignment, number = answer.assignment, answer.assignment_number
+            self._answer = replace(self._answer, assignment=assignment, assignment_number=number)
+
     def take(self) -> SessionAnswer | None:
         """Takes what is to be told now."""
         answer, self._answer = self._answer, None

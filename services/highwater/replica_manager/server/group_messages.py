@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.groups import requests as req
@@ -84,6 +85,15 @@ def session_response(answer: req.SessionAnswer, config: GroupConfig, image: Topi
         response.assignment.SetInParent()
         response.assignment.topics.extend(topic_partitions(answer.assignment, image))
     return response
+
+
+def leave_out(topics: Any, unseen: Collection[str]) -> None:
+    """Takes out of a message's repeated `TopicPartitions` the topics of these names."""
+    if not unseen:
+        return
+    seen = [each for each in topics if each.topic not in unseen]
+    del topics[:]
+    topics.extend(seen)
 
 
 # Offsets

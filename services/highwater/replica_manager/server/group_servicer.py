@@ -222,10 +222,8 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
             refused = refusal or _may_not(access, Operation.DESCRIBE, group)
             answer = refused or await self._coordinator.ask(group, asked)
             described = wire.description(group, answer, image)
-            if access is not None and described.offsets:
-                offsets = list(described.offsets)
-                del described.offsets[:]
-                described.offsets.extend(each for each in offsets if _may_see_topic(access, each.partition.topic))
+            if access is not None:
+                _leave_out_unseen(described, access)
             found.append(described)
             await asyncio.sleep(0)
         return group_pb2.DescribeGroupsResponse(groups=found)
@@ -260,6 +258,21 @@ def _may_not(access: Access | None, operation: Operation, group: str) -> req.Ref
 
 def _may_see_topic(access: Access, topic: str) -> bool:
     return access.may_topic(Operation.DESCRIBE, topic)
+
+
+def _leave_out_unseen(group: group_pb2.GroupDescription, access: Access) -> None:
+    """Takes out the topics that the caller may not DESCRIBE; one that was deleted has no name."""
+    offsets = [each for each in group.offsets if _may_see_topic(access, each.partition.topic)]
+    del group.offsets[:]
+    group.offsets.extend(offsets)
+    for member in group.members:
+        named = [topic for topic in member.topics if _may_see_topic(access, topic)]
+        del member.topics[:]
+        member.topics.extend(named)
+        for topics in (member.assignment, member.revoking, member.target):
+            wire.leave_out(
+                topics, {each.topic for each in topics if each.topic and not _may_see_topic(access, each.topic)}
+            )
 
 
 def _may_see(access: Access | None) -> Callable[[common_pb2.TopicPartition], Refused | None] | None:

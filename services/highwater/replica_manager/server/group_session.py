@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 from highwater.errors import ErrorCode
 from highwater.groups.requests import Heartbeat, Refusal, SessionAnswer
@@ -27,6 +28,10 @@ class GroupSession:
         self._wake = asyncio.Event()
         self._stream = MemberStream(self._wake.set)
         self._first: group_pb2.SessionRequest | None = None
+        # What it was told last, whole, and what of that it may not see, where somebody is asked.
+        self._told: SessionAnswer | None = None
+        self._told_topics: frozenset[str] = frozenset()
+        self._unseen: frozenset[str] = frozenset()
 
     async def read(self, requests: AsyncIterator[group_pb2.SessionRequest]) -> None:
         """Until the client ends its side, or the stream is over."""
@@ -43,12 +48,32 @@ class GroupSession:
         while True:
             answer = self._stream.take()
             if answer is not None:
-                yield wire.session_response(answer, self._coordinator.config, self._coordinator.image)
+                yield self._response(answer)
             elif self._stream.ended:
                 return
             else:
                 self._wake.clear()
                 await self._wake.wait()
+
+    def _response(self, answer: SessionAnswer) -> group_pb2.SessionResponse:
+        """Of an assignment the topics that the member may DESCRIBE: a pattern is matched with all that there are."""
+        response = wire.session_response(answer, self._coordinator.config, self._coordinator.image)
+        if self._access is None:
+            return response
+        if answer.assignment is not None:
+            self._told = answer
+            self._told_topics = frozenset(each.topic for each in response.assignment.topics)
+            self._unseen = self._not_to_be_seen(self._access)
+            wire.leave_out(response.assignment.topics, self._unseen)
+        elif self._told is not None:
+            self._told = replace(self._told, member_epoch=answer.member_epoch)
+        return response
+
+    def _not_to_be_seen(self, access: Access) -> frozenset[str]:
+        """Of the topics of the last assignment; one that was deleted has no name."""
+        return frozenset(
+            topic for topic in self._told_topics if topic and not access.may_topic(Operation.DESCRIBE, topic)
+        )
 
     def close(self) -> None:
         """The stream has ended; the member has not."""
@@ -88,9 +113,13 @@ class GroupSession:
         )
 
     def access_changed(self) -> None:
-        """The ACLs have changed: a member that may stay no more hears it at once."""
-        if self._first is not None and not self._stream.ended:
-            self._may_stay(self._topics)
+        """The ACLs have changed: a member that may stay no more hears it at once, and one that may see more or less of
+        its assignment is told it again."""
+        if self._first is None or self._stream.ended or not self._may_stay(self._topics):
+            return
+        access, told = self._access, self._told
+        if access is not None and told is not None and self._not_to_be_seen(access) != self._unseen:
+            self._stream.tell_again(told)
 
     def _may_stay(self, topics: Iterable[str]) -> bool:
         """Tells whether the member may READ its group, and DESCRIBE these topics; else the stream ends."""
