@@ -241,8 +241,6 @@ async def test_a_pattern_finds_nothing_that_its_member_may_not_see(secured: Secu
                 if response.HasField("assignment"):
                     topics = {each.topic for each in response.assignment.topics}
                     assert topics <= seen, topics
-                    if topics == set(wanted):
-                        return
                     await session.write(
                         group_pb2.SessionRequest(
                             member_epoch=response.member_epoch,
@@ -250,6 +248,8 @@ async def test_a_pattern_finds_nothing_that_its_member_may_not_see(secured: Secu
                             owned=response.assignment,
                         )
                     )
+                    if topics == set(wanted):
+                        return
                 response = None
 
     async def described() -> Any:
