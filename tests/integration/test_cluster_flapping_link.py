@@ -25,7 +25,14 @@ class PartedCluster(LocalCluster):
 
     def __init__(self, data: Path, namespace: Namespace, settings: dict[str, str]) -> None:
         super().__init__(
-            LocalClusterSettings(data, host=namespace.outside, port=0, settings=settings, tcp_between_brokers=True)
+            LocalClusterSettings(
+                data,
+                host=namespace.outside,
+                port=0,
+                settings=settings,
+                tcp_between_brokers=True,
+                metrics_port=None,  # at its own address each, which the test does not care for
+            )
         )
         self.namespace = namespace
 
