@@ -150,12 +150,18 @@ class Identification:
 
 
 def _oidc_of(settings: ReplicaManagerSettings) -> OidcTokens | None:
-    """None: no tokens of OpenID Connect are taken."""
+    """None: no tokens of OpenID Connect are taken. Raises `UserError` where half of it is set up."""
     url = settings.sasl_oauthbearer_jwks_endpoint_url
     if not url:
         return None
     if not url.startswith(("https://", "http://", "file:///")):
         raise UserError(f"sasl.oauthbearer.jwks.endpoint.url is {url!r}: write https://… or file:///…")
+    if not settings.sasl_oauthbearer_expected_issuer and not settings.sasl_oauthbearer_expected_audience:
+        raise UserError(
+            "sasl.oauthbearer.jwks.endpoint.url is set, and neither sasl.oauthbearer.expected.audience nor "
+            "sasl.oauthbearer.expected.issuer: every token by these keys would count, for whatever service it was "
+            "made: set the audience that stands for this cluster"
+        )
     from highwater.security.oidc import Jwks, OidcSettings, OidcTokens  # noqa: PLC0415  it loads a library of signatures
 
     oidc = OidcSettings(
