@@ -121,7 +121,7 @@ class Case:
 
     @contextlib.contextmanager
     def clients(self) -> Iterator[None]:
-        with environment({**self._variables, **self.side.cluster.client_environment()}):
+        with environment({**self._variables, **self.side.cluster.client_environment}):
             yield
 
     async def prepare(self) -> None:
