@@ -52,9 +52,11 @@ from highwater.records.codecs import compress, decompress
 from highwater.records.compaction import retain
 from highwater.records.errors import CorruptPayloadError
 from highwater.records.header import crc32c, read_header, split_batches, verify
-from highwater.records.payload_scan import scan_front, scan_payload
+from highwater.records.payload_scan import scan_few_rows, scan_front, scan_payload
 from highwater.records.varint import decode_varint, encode_varint
 from highwater.rpc.framed_stream import FrameError, FrameReader, Kind, frame, hello, read_hello
+from highwater.security.acls import Acl, Operation, PatternType, PermissionType, ResourceType
+from highwater.security.principal import user
 
 from . import batches
 from .decoders import Decoder
@@ -121,6 +123,19 @@ def _front_says_what_scan_says(data: bytes, _: Path) -> None:
         assert front.keyless == scan.keyless
         assert (front.offsets == scan.offsets).all()
         assert (front.timestamps == scan.timestamps).all()
+
+
+def _few_rows_say_what_scan_says(data: bytes, _: Path) -> None:
+    """What an event loop finds of rows is what a thread finds."""
+    header = read_header(data)
+    if header.size_bytes > len(data) or header.columnar:
+        return
+    found = scan_few_rows(data, 0, header, max_payload_bytes=16 << 20)
+    if found is not None:
+        scan = scan_payload(data, 0, header, max_payload_bytes=16 << 20)
+        assert found.keyless == scan.keyless
+        assert [header.base_offset + delta for delta in found.offset_deltas] == scan.offsets.tolist()
+        assert list(found.timestamps) == scan.timestamps.tolist()
 
 
 def _scan_says_what_decode_says(data: bytes, _: Path) -> None:
@@ -296,6 +311,29 @@ def _etcd_key(data: bytes, _: Path) -> object:
     return _KEYS.parse(data.decode(errors="replace"))
 
 
+def _etcd_entity(data: bytes, _: Path) -> None:
+    """Whose configuration a key says it is makes that key again."""
+    key = data.decode(errors="replace")
+    entity = _KEYS.parse_entity_config(key)
+    if entity is not None:
+        assert _KEYS.entity_config(entity) == key
+
+
+def _etcd_acl(data: bytes, _: Path) -> None:
+    acl = _KEYS.parse_acl(data.decode(errors="replace"))
+    assert _KEYS.parse_acl(_KEYS.acl(acl)) == acl
+
+
+_ENTITIES = tuple(
+    f"{_KEYS.prefix}/config/{each}".encode()
+    for each in ("cluster", "brokers/1", "clients/a%2Fb", "users/__default/clients/c")
+)
+_ACL_KEYS = tuple(
+    _KEYS.acl(Acl(ResourceType.TOPIC, pattern, name, user("alice/x"), Operation.READ, PermissionType.ALLOW)).encode()
+    for pattern, name in ((PatternType.LITERAL, "*"), (PatternType.PREFIXED, "a.b"))
+)
+
+
 def decoders() -> dict[str, Decoder]:
     """By name."""
     batch, plain = _batch_bodies(), tuple(batches.valid_payload(Random(number)) for number in range(6))
@@ -320,6 +358,7 @@ def decoders() -> dict[str, Decoder]:
         Decoder("batch", _decode_batch, corrupt, batch, _sealed),
         Decoder("batch, scanned", _scan_batch, corrupt, batch, _sealed),
         Decoder("batch, its front scanned", _front_says_what_scan_says, corrupt, batch, _sealed),
+        Decoder("batch, its few rows scanned", _few_rows_say_what_scan_says, corrupt, batch, _sealed),
         Decoder("batch, scanned and decoded", _scan_says_what_decode_says, corrupt, batch, _sealed),
         Decoder("batch, compacted", _retain_batch, corrupt, batch, _sealed),
         Decoder("batches, split", _split, corrupt, (b"".join(batch[:5]), *batch)),
@@ -406,6 +445,10 @@ def decoders() -> dict[str, Decoder]:
             (UserError,),
             (inventory_text.encode(),),
         ),
+        Decoder(
+            "etcd key of a configuration", _etcd_entity, (), tuple(_KEYS.prefix.encode() + each for each in _ENTITIES)
+        ),
+        Decoder("etcd key of an ACL", _etcd_acl, (ValueError,), _ACL_KEYS),
         Decoder("etcd key", _etcd_key, (), tuple(key.encode() for key in _VALUES)),
         *_etcd_decoders(),
     ]
