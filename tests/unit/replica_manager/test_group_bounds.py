@@ -262,7 +262,7 @@ async def test_a_load_has_no_long_collections_of_garbage_and_what_it_made_goes_b
     gc.collect()
     long_ones = gc.get_stats()[2]["collections"]
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await broker.loaded()
         gc.disable()  # from here on nothing is freed but by its count
         loaded = broker.shard(0).shard
