@@ -15,7 +15,7 @@ from highwater.v1 import common_pb2
 
 _log = get_logger(__name__)
 HIDDEN = "[hidden]"
-_SECRET = ("headers", "password", "secret", "token")
+_SECRET = ("headers", "password", "secret")
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
