@@ -44,10 +44,13 @@ def test_invariants_hold() -> None:
 
 
 def test_a_seed_is_one_run_everywhere() -> None:
-    """Nothing hangs on the order of a set or of a hash: another process, with other hashes, takes the same steps."""
+    """Nothing hangs on the order of a set or of a hash, or on what is logged: another process, with other hashes, which
+    logs everything, takes the same steps."""
     here = [run_seed(seed) for seed in RUN_TWICE]
     assert any(result.taken for result in here), "one of them is to have groups"
     program = (
+        "import logging\n"
+        "logging.basicConfig(level=logging.DEBUG)\n"
         "from tests.simulation.run import run_seed\n"
         f"for seed in {RUN_TWICE}:\n"
         "    result = run_seed(seed)\n"

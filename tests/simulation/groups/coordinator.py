@@ -39,6 +39,7 @@ from highwater.replica_manager.groups.shard_log import ShardLog, Told
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.supervision import TaskSupervisor
+from highwater.telemetry import summed_log
 
 from ..network import Stream
 from ..storage import Batch
@@ -53,11 +54,13 @@ CLOCK_MS = 1_700_000_000_000  # the brokers' at the start of a run
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """Within, brokers make shards that are checked, and that breathe in virtual time."""
+    """Within, brokers make shards that are checked, and that breathe in virtual time. What is logged is told at once: a
+    timer for it would be an event, and which lines are made depends on who else runs in the process."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(group_coordinator, "HostedShard", SimulatedShard))
         for module in (hosted_shard, shard_log):
             stack.enter_context(patch.object(module, "Pace", SimulatedPace))
+        stack.enter_context(patch.object(summed_log, "_running_loop", lambda: None))
         yield
 
 
