@@ -20,7 +20,7 @@ from highwater.metadata.store.transactions import Delete
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
 from highwater.rpc.channel import open_channel
-from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
+from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc, replica_control_pb2
 
 
 @pytest.fixture
@@ -53,6 +53,24 @@ async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no
     assert (await instructed).error.code == ErrorCode.STALE_BROKER_EPOCH
     produced = await cluster[0].produce(topic.key, rows(b"a"), acks=1)
     assert produced.error.code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+@pytest.mark.parametrize("name", ["", "no/topic", "x" * 250], ids=["none", "with a slash", "too long"])
+async def test_what_no_topic_is_called_is_not_hosted(cluster: TestCluster, name: str) -> None:
+    """Its ISR could be written nowhere, again and again."""
+    topic = await cluster.create_topic("orders", instruct=False)
+    misnamed = type(topic)(name, topic.key, topic.replicas, topic.config, topic.version)
+    refused = await cluster.instruct(0, misnamed)
+    assert refused.error.code == ErrorCode.INVALID_TOPIC
+    told = replica_control_pb2.UpdateMetadataRequest(
+        controller_id=9,
+        controller_epoch=cluster.controller_epoch,
+        topics=[replica_control_pb2.TopicState(topic=name, topic_id=topic.key.topic_id)],
+    )
+    assert (await cluster[0].control.UpdateMetadata(told)).error.code == ErrorCode.INVALID_TOPIC
+    assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.UNKNOWN_TOPIC_ID
+    await cluster.instruct_all(topic)
+    assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("config", [{}, {"retention.ms": "1000"}], ids=["same config", "new config"])

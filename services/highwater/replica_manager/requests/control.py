@@ -9,6 +9,7 @@ from logging import ERROR
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import CreateAnswer, StorageError
 from highwater.model.partition import PartitionKey
+from highwater.model.topic_name import is_legal_topic_name
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.actions import Instruction
@@ -57,7 +58,7 @@ class Control:
     async def leader_and_isr(
         self, sender: Sender, instructions: Sequence[PartitionInstruction], endpoints: Sequence[Endpoint]
     ) -> Outcomes:
-        refused = await self._refusal(sender)
+        refused = await self._refusal(sender) or _misnamed(each.topic for each in instructions)
         if refused is not None:
             return refused
         self._replica_manager.learn_brokers(endpoints)
@@ -120,7 +121,7 @@ class Control:
         deleted: Sequence[bytes],
         sequence: int = 0,
     ) -> Outcomes:
-        refused = await self._refusal(sender)
+        refused = await self._refusal(sender) or _misnamed(topic.topic for topic in topics)
         if refused is not None:
             return refused
         if not self._replica_manager.metadata.in_order(sender.controller_epoch, sequence):
@@ -231,3 +232,11 @@ class Control:
         if hosted.fencing is None:
             return ErrorCode.NONE
         return (await asyncio.shield(hosted.fencing)).error
+
+
+def _misnamed(topics: Iterable[str]) -> Outcomes | None:
+    """The refusal of a request with a name that no topic has: what is hosted by it could be written nowhere in etcd."""
+    for topic in topics:
+        if not is_legal_topic_name(topic):
+            return Outcomes(ErrorCode.INVALID_TOPIC, f"{topic[:250]!r} is no topic's name")
+    return None
