@@ -12,6 +12,8 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
+from highwater.rpc.request_limits import LIMITS
+
 from . import batches
 from .left_alone import TRUSTING, tame
 from .live import Live, is_list
@@ -106,7 +108,10 @@ def _draw_message(random: Random, rpc: Rpc, *, right: bool) -> Sent:
         lists = [name for name in message.DESCRIPTOR.fields_by_name if is_list(getattr(message, name))]
         if lists:
             counts = _REPEATED_BY_PEERS if rpc.service in TRUSTING else _REPEATED
-            repeat = (random.choice(lists), random.choice(counts))
+            name = random.choice(lists)
+            # Most is asked for by as many as may be: one more is refused.
+            most = LIMITS.get(type(message), {}).get(name, 0) - len(getattr(message, name))
+            repeat = (name, random.choice((*counts, most) if most > 0 else counts))
     if not right and random.random() < 0.2:
         mutation = str(random.getrandbits(32))
     return Sent(message.SerializeToString(), repeat, mutation)

@@ -18,9 +18,15 @@ from highwater.v1 import broker_pb2, controller_pb2, group_pb2
 
 # What is made of a partition takes ten times as much memory as its part of the request.
 MAX_FETCH_PARTITIONS = 100_000
+MAX_WHOLE_FETCH = 2_000
+"""Partitions of a Fetch that is not of an incremental session: each is looked at and answered in one turn."""
 MAX_PARTITIONS = 10_000
 MAX_PRODUCED = 2_000
 """Partitions of a Produce, each with records and an answer of its own."""
+MAX_LOOKED_UP = 2_000
+"""Partitions of a ListOffsets or an OffsetForLeaderEpoch, which are looked at in one turn."""
+MAX_DELETED = 1_000
+"""Partitions of a DeleteRecords: as many may wait for their replicas at a broker."""
 MAX_METADATA_TOPICS = 50_000
 MAX_TOPICS = 1_000
 MAX_CONFIG_KEYS = 100
@@ -39,9 +45,9 @@ LIMITS: Mapping[type[Message], Mapping[str, int]] = {
         "accepts": MAX_PAYLOADS,
         "forgotten": MAX_FETCH_PARTITIONS,
     },
-    broker_pb2.ListOffsetsRequest: {"partitions": MAX_PARTITIONS},
-    broker_pb2.OffsetForLeaderEpochRequest: {"partitions": MAX_PARTITIONS},
-    broker_pb2.DeleteRecordsRequest: {"partitions": MAX_PARTITIONS},
+    broker_pb2.ListOffsetsRequest: {"partitions": MAX_LOOKED_UP},
+    broker_pb2.OffsetForLeaderEpochRequest: {"partitions": MAX_LOOKED_UP},
+    broker_pb2.DeleteRecordsRequest: {"partitions": MAX_DELETED},
     broker_pb2.MetadataRequest: {"topics": MAX_METADATA_TOPICS, "topic_ids": MAX_METADATA_TOPICS},
     broker_pb2.DescribeLogDirsRequest: {"partitions": MAX_PARTITIONS},
     broker_pb2.AlterReplicaLogDirsRequest: {"moves": MAX_PARTITIONS},

@@ -9,6 +9,7 @@ import pytest
 from cluster_double import BrokerDouble, ClusterDouble, PartitionDouble
 
 from highwater.client import Consumer, TopicPartition
+from highwater.client.consumer import fetch_session
 from highwater.errors import ErrorCode
 from highwater.records import Codec, encode_lists, read_header
 
@@ -89,6 +90,27 @@ async def test_an_older_broker_is_told_all_partitions_each_time() -> None:
             assert all(sorted(request) == list(range(PARTITIONS)) for request in named(cluster.brokers[1], since))
             # Who returned data comes last (RULES 4.8).
             assert [request[-1] for request in named(cluster.brokers[1], since)] == [2, 2, 2]
+
+
+async def test_a_broker_with_too_many_sessions_is_asked_for_some_partitions_after_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks at so many of a request, and not at those behind them."""
+    monkeypatch.setattr(fetch_session, "MAX_WHOLE_FETCH", 2)
+    async with ClusterDouble(remembers=False) as cluster:
+        cluster.create("t", PARTITIONS)
+        broker = cluster.brokers[1]
+        async with consumer_of(cluster, "t", fetch_max_wait_ms=1) as consumer:
+            since = await open_idle(cluster, consumer)
+            await cluster.until(lambda: len(broker.fetch_requests) >= since + 6)
+            for offset in (1, 2):
+                for partition in cluster.topics["t"].partitions:
+                    fill(partition, 1)
+                cluster.changed()
+                assert sorted(await read(consumer, PARTITIONS)) == [(number, offset) for number in range(PARTITIONS)]
+            idle = named(broker, since)[:3]
+            assert sorted(number for request in idle for number in request) == list(range(PARTITIONS))
+            assert {len(request) for request in idle} == {2}
 
 
 async def test_a_broker_that_is_replaced_by_an_older_one_and_back_goes_on(cluster: ClusterDouble) -> None:

@@ -126,7 +126,7 @@ async def test_a_follower_s_thousands_of_batches_are_appended_in_many_turns(
     assert (await storage.read(key(), 0)).records == records
 
 
-async def test_high_watermarks_and_fences_of_many_give_way(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_on_many_logs_gives_way(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     given_way = 0
 
     async def give_way(turn: LoopTurn) -> None:
@@ -141,6 +141,12 @@ async def test_high_watermarks_and_fences_of_many_give_way(storage: Storage, mon
     assert given_way == 5
     assert len(await storage.fence(FOLLOWER, 1, [key(number) for number in range(7)])) == 7
     assert given_way == 5 + 7
+    flush = log_storage_pb2.FlushRequest(partitions=[key(number) for number in range(9)])
+    assert len((await storage.stub.Flush(flush)).errors) == 9
+    assert given_way == 5 + 7 + 9
+    described = log_storage_pb2.DescribeLogsRequest(partitions=[key(number) for number in range(11)])
+    assert len((await storage.stub.DescribeLogs(described)).logs) == 11
+    assert given_way == 5 + 7 + 9 + 11
 
 
 async def test_fences_of_too_many_at_once_are_refused(storage: Storage) -> None:

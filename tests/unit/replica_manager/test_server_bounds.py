@@ -22,12 +22,17 @@ from highwater.replica_manager.requests.fetch import FULL_PAUSE_S, FetchHandler,
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.fetch_parts import FetchPart, FetchRole
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
-from highwater.replica_manager.server.fetch_stream import fetch_refusal
+from highwater.replica_manager.server.fetch_stream import PARTS_AT_ONCE, FetchStream, fetch_params, fetch_refusal
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
-from highwater.rpc.request_limits import MAX_FETCH_PARTITIONS, MAX_METADATA_TOPICS, MAX_PARTITIONS
+from highwater.rpc.request_limits import (
+    MAX_FETCH_PARTITIONS,
+    MAX_METADATA_TOPICS,
+    MAX_PARTITIONS,
+    MAX_WHOLE_FETCH,
+)
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
 
@@ -198,6 +203,11 @@ async def test_a_request_that_names_too_much_is_refused_before_anything_is_done(
         await servicer.AlterReplicaLogDirs(
             broker_pb2.AlterReplicaLogDirsRequest(moves=[broker_pb2.ReplicaLogDir()] * many), nothing
         ),
+        broker_pb2.FetchResponse.FromString(
+            await servicer.Fetch(
+                broker_pb2.FetchRequest(partitions=[broker_pb2.FetchPartition()] * (MAX_WHOLE_FETCH + 1)), nothing
+            )
+        ),
         broker_pb2.MetadataResponse.FromString(
             await servicer.Metadata(broker_pb2.MetadataRequest(topics=["t"] * (MAX_METADATA_TOPICS + 1)), nothing)
         ),
@@ -205,6 +215,61 @@ async def test_a_request_that_names_too_much_is_refused_before_anything_is_done(
         assert response.error.code == ErrorCode.INVALID_REQUEST, type(response)
         assert "are the most, send several" in response.error.message
         assert not getattr(response, "results", ())
+
+
+async def fetched(replica_manager: ReplicaManager, request: broker_pb2.FetchRequest) -> broker_pb2.FetchResponse:
+    """The answer to the only request of a stream."""
+
+    async def requests() -> AsyncIterator[broker_pb2.FetchRequest]:
+        yield request
+
+    stream = FetchStream(
+        replica_manager, FetchHandler(replica_manager, COUNTED, max_bytes=1 << 20), INTERNAL, charges=None
+    )
+    await stream.read(requests())
+    (response,) = [each async for each in stream.responses()]
+    return broker_pb2.FetchResponse.FromString(response)
+
+
+def of_many(count: int, **more: Any) -> broker_pb2.FetchRequest:
+    parts = [
+        broker_pb2.FetchPartition(partition=to_key(PartitionKey(b"t" * 16, number)), fetch_offset=1)
+        for number in range(count)
+    ]
+    return broker_pb2.FetchRequest(partitions=parts, **more)
+
+
+async def test_of_a_consumer_for_which_there_is_no_session_no_more_is_looked_at_than_in_one_turn(
+    replica_manager: ReplicaManager,
+) -> None:
+    request = of_many(MAX_WHOLE_FETCH + 1, consumer=broker_pb2.ConsumerRole(), incremental=True)
+    response = await fetched(replica_manager, request)
+    assert not response.incremental
+    assert [each.partition.partition for each in response.results] == list(range(MAX_WHOLE_FETCH))
+
+
+async def test_a_stream_that_is_no_session_may_not_name_more(replica_manager: ReplicaManager) -> None:
+    request = of_many(MAX_WHOLE_FETCH + 1, consumer=broker_pb2.ConsumerRole())
+    response = await fetched(replica_manager, request)
+    assert response.error.code == ErrorCode.INVALID_REQUEST
+    assert "2001 partitions, and no incremental session: 2000 are the most" in response.error.message
+
+
+async def test_others_have_their_turn_while_a_request_of_many_partitions_is_taken() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    params = await fetch_params(of_many(10 * PARTS_AT_ONCE, consumer=broker_pb2.ConsumerRole()))
+    beside.cancel()
+    assert params is not None
+    assert len(params.parts) == 10 * PARTS_AT_ONCE
+    assert turns >= 10
 
 
 def too_early() -> FetchParams:

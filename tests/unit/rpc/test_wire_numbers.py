@@ -40,8 +40,8 @@ def accepting(*numbers: int) -> broker_pb2.FetchRequest:
         pytest.param((2, 1, 9), True, id="one that knows more payloads"),
     ],
 )
-def test_a_reader_gets_columns_where_it_says_so_and_rows_always(numbers: tuple[int, ...], columns: bool) -> None:
-    params = fetch_params(accepting(*numbers))
+async def test_a_reader_gets_columns_where_it_says_so_and_rows_always(numbers: tuple[int, ...], columns: bool) -> None:
+    params = await fetch_params(accepting(*numbers))
     assert params is not None
     assert params.accepts_columns is columns
 

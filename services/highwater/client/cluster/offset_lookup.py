@@ -12,7 +12,7 @@ from highwater.client.exceptions import HighwaterError, LeaderNotAvailableError,
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
-from highwater.rpc.request_limits import MAX_PARTITIONS
+from highwater.rpc.request_limits import MAX_LOOKED_UP
 from highwater.v1 import broker_pb2, common_pb2
 
 _CONSUMER = -1
@@ -82,8 +82,8 @@ def _no_leader(partition: TopicPartition) -> HighwaterError:
 
 def _pieces(partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
     """As many as one request may name."""
-    for start in range(0, len(partitions), MAX_PARTITIONS):
-        yield partitions[start : start + MAX_PARTITIONS]
+    for start in range(0, len(partitions), MAX_LOOKED_UP):
+        yield partitions[start : start + MAX_LOOKED_UP]
 
 
 async def _ask(

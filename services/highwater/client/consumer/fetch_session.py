@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from highwater.model.named_places import NamedPlaces
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import error_names, from_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.request_limits import MAX_WHOLE_FETCH
 from highwater.telemetry.tracing import Span, Tracer
 from highwater.v1 import broker_pb2
 
@@ -97,7 +99,8 @@ class FetchSession:
         self._requests: deque[_Request] = deque()
         self._sent = 0
         self.took_s = 0.0  # of the latest answer
-        self._incremental = False  # the leader remembers what it was told in this stream
+        # The leader remembers what it was told in this stream; None: it has not answered yet.
+        self._incremental: bool | None = None
         self._left_some = False  # its latest response had not room for all
 
     # Partitions
@@ -148,9 +151,13 @@ class FetchSession:
         place_of = functools.partial(self._place, now_ms)
         if self._requests and (self._requests[0].has_data_coming or not self._places.moved(place_of)):
             return
-        said = self._places.next_request(place_of, whole=None if self._incremental else self._members)
+        whole = self._whole()
+        said = self._places.next_request(place_of, whole=whole)
         if said is None:
             return
+        if whole is not None and len(whole) < len(self._members):
+            for key in whole:  # the others have their turn next
+                self._members[key] = self._members.pop(key)
         settings = self._settings
         message = broker_pb2.FetchRequest(
             client_id=settings.client_id,
@@ -185,6 +192,15 @@ class FetchSession:
             self._stream = self._connection.fetch_stream()
         self._stream.send(message, functools.partial(self._answered, request), self._partitions)
 
+    def _whole(self) -> Collection[PartitionKey] | None:
+        """The partitions of a request that stands for itself; None: it is one of a session. The first may begin one,
+        and names all. A leader that has too many sessions looks at so many of a request: it is sent no more."""
+        if self._incremental:
+            return None
+        if self._incremental is None:
+            return self._members
+        return dict.fromkeys(islice(self._members, MAX_WHOLE_FETCH))
+
     def _place(self, now_ms: float, key: PartitionKey) -> FetchPlace | None:
         """None: it is not to be fetched now."""
         member = self._members.get(key)
@@ -203,7 +219,7 @@ class FetchSession:
         self._departed.clear()
         for member in self._members.values():
             member.high_watermark = -1
-        self._incremental = self._left_some = False
+        self._incremental, self._left_some = None, False
 
     # Answers
 

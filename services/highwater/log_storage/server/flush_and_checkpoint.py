@@ -47,7 +47,10 @@ class FlushAndCheckpoint:
             hosted.key for hosted in self._manager.logs
         ]
         failed: set[LogDir] = set()
+        turn = LoopTurn()
         for key in keys:
+            if turn.over():
+                await turn.give_way()
             hosted = self._manager.logs.find(key)
             try:
                 await self.flush(self._manager.logs.get(key))

@@ -13,6 +13,7 @@ from highwater.log_storage.log_manager.log_creation import WantedLog
 from highwater.log_storage.server.broker_config import BrokerConfig
 from highwater.log_storage.server.conversions import Answering, describe, recovery_proto, refuse
 from highwater.log_storage.server.log_access import LogAccess
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
@@ -111,7 +112,10 @@ class LogLifecycle:
     ) -> log_storage_pb2.DescribeLogsResponse:
         response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation, opening=not self._manager.loaded)
         asked = [from_key(partition) for partition in request.partitions]
-        for hosted in self._manager.logs if not asked else [self._manager.logs.find(key) for key in asked]:
+        turn = LoopTurn()
+        for hosted in list(self._manager.logs) if not asked else [self._manager.logs.find(key) for key in asked]:
+            if turn.over():
+                await turn.give_way()
             if hosted is not None:
                 describe(hosted, response.logs.add(partition=to_key(hosted.key)))
         for key in asked:

@@ -34,6 +34,7 @@ from highwater.replica_manager.server.fetch_stream import (
     fetch_span,
     role_refusal,
     size_of_all,
+    too_large_for_whole,
     traced,
 )
 from highwater.replica_manager.server.list_batches import list_batches
@@ -200,7 +201,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def Fetch(  # type: ignore[override]
         self, request: broker_pb2.FetchRequest, context: Context
     ) -> bytes:
-        refusal = fetch_refusal(request, self._listener)
+        refusal = fetch_refusal(request, self._listener) or too_large_for_whole(request)
         if refusal:
             return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
         if request.WhichOneof("role") == "replica":
@@ -208,7 +209,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 request, ErrorCode.INVALID_REQUEST, "a replica fetches by FetchStream: it is its session"
             )
         access = self._access(context)
-        params = fetch_params(request, access)
+        params = await fetch_params(request, access)
         if params is None:
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
         if access is not None and (refusal := role_refusal(params.role, access)):

@@ -27,7 +27,7 @@ from highwater.rpc.embedding import Piece, embed, size_of
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.request_limits import too_large
+from highwater.rpc.request_limits import MAX_WHOLE_FETCH, too_large
 from highwater.security.access import Access
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
 from highwater.telemetry.tracing import Span, Tracer, under_way
@@ -35,6 +35,7 @@ from highwater.v1 import broker_pb2
 
 # Requests of one stream that are read before the first of them is answered.
 MAX_STREAM_FETCHES = 16
+PARTS_AT_ONCE = 500  # of a request: then others have their turn
 _RESULTS_FIELD = 2  # FetchResponse.results
 _RECORDS_FIELD = 5  # FetchResult.records
 
@@ -92,7 +93,7 @@ class FetchStream:
         if refusal:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
-        params = fetch_params(request, self._access)
+        params = await fetch_params(request, self._access)
         if params is None:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
@@ -109,6 +110,11 @@ class FetchStream:
         if not self._continues(request, params.role):
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
+        if self._incremental is None and len(params.parts) > MAX_WHOLE_FETCH:
+            if not request.incremental:
+                self._ended = True
+                return fetch_error(request, ErrorCode.INVALID_REQUEST, too_large_for_whole(request))
+            params.parts = params.parts[:MAX_WHOLE_FETCH]  # it had to name all, not knowing of too many sessions
         if params.role is FetchRole.REPLICA:
             if self._is_stale():
                 return self._stale(request)
@@ -266,6 +272,15 @@ def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
     return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
 
 
+def too_large_for_whole(request: broker_pb2.FetchRequest) -> str:
+    """Tells why a request names too much to be no incremental session's; empty: it does not."""
+    count = len(request.partitions)
+    if count <= MAX_WHOLE_FETCH:
+        return ""
+    most = f"{MAX_WHOLE_FETCH} are the most, send several"
+    return f"a request with {count} partitions, and no incremental session: {most}"
+
+
 def role_refusal(role: FetchRole, access: Access) -> str:
     """The sentence for whoever may not fetch in this role; empty: it may, a consumer as far as it may read topics."""
     if role is not FetchRole.DEBUG or access.may_cluster(Operation.ALTER):
@@ -273,15 +288,14 @@ def role_refusal(role: FetchRole, access: Access) -> str:
     return f"the debug role: {access.refusal(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)}"
 
 
-def fetch_params(request: broker_pb2.FetchRequest, access: Access | None = None) -> FetchParams | None:
-    """None: it names no role."""
+async def fetch_params(request: broker_pb2.FetchRequest, access: Access | None = None) -> FetchParams | None:
+    """None: it names no role. Of many partitions others have their turn in between."""
     name = request.WhichOneof("role")
     if name is None:
         return None
-    role = FetchRole(name)
-    return FetchParams(
-        role,
-        [
+    role, parts = FetchRole(name), []
+    for number, part in enumerate(request.partitions, 1):
+        parts.append(
             FetchPart(
                 from_key(part.partition),
                 part.leader_epoch,
@@ -291,8 +305,12 @@ def fetch_params(request: broker_pb2.FetchRequest, access: Access | None = None)
                 part.last_epoch,
                 part.log_start_offset,
             )
-            for part in request.partitions
-        ],
+        )
+        if number % PARTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return FetchParams(
+        role,
+        parts,
         request.max_wait_ms,
         request.min_bytes,
         request.max_bytes,
