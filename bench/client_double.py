@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from highwater.client import Consumer, Producer
 from highwater.records import Codec, encode_columns, iter_batches, read_header, stamp
-from highwater.rpc.channel import COMMON_OPTIONS
+from highwater.rpc.connections.channel import COMMON_OPTIONS
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
 TOPIC, TOPIC_ID, PARTITIONS = "bench", b"B" * 16, 6

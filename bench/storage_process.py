@@ -18,7 +18,7 @@ from highwater.model.partition import PartitionKey
 from highwater.records import read_header
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 
 START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 30

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 from bench.scale.samples import Samples, samples_of
 from bench.scale.sizes import BROKERS
 from highwater.cli.local_cluster import SERVICES, LocalCluster, LocalClusterSettings, controller_name
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 
 CONTROLLERS = 2
 """One acts, the other takes over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import highwater.rpc.forking  # noqa: F401  before anything imports gRPC
+import highwater.rpc.process.forking  # noqa: F401  before anything imports gRPC
 
 if TYPE_CHECKING:
     from highwater.client.blocking.scan import scan

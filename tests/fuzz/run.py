@@ -17,7 +17,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.brokers import read_brokers
 from highwater.metadata.state.partition_states import read_states
 from highwater.metadata.store.store import Store
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1.log_storage_pb2 import DescribeLogsRequest
 from highwater.v1.log_storage_pb2_grpc import LogStorageStub
 

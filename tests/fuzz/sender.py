@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from highwater.errors import ErrorCode
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.framed_stream import Kind, frame, hello
 
 from .calls import Call

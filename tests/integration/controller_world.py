@@ -20,7 +20,7 @@ from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.state.partition_states import IsrChange, IsrWriter, read_states
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2, controller_pb2_grpc
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from highwater.metadata.local import etcd_healthy, find_etcd
 from highwater.metadata.store.store import Store
-from highwater.rpc.local_process import free_ports, tied_to_parent
+from highwater.rpc.process.local_process import free_ports, tied_to_parent
 
 _COUNT = 3
 

@@ -24,7 +24,7 @@ from highwater.metadata.local import etcd_healthy, find_etcd
 from highwater.metadata.store.connections import Member, TlsSettings
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
-from highwater.rpc.local_process import tied_to_parent
+from highwater.rpc.process.local_process import tied_to_parent
 
 _CLIENT_PORT, _PEER_PORT = 2379, 2380
 _NETWORKS = itertools.count(random.SystemRandom().randrange(1, 60_000))

@@ -23,7 +23,7 @@ from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.replica_manager.settings import ReplicaManagerSettings
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.settings import load
 from highwater.v1 import (
     broker_pb2,

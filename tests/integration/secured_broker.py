@@ -18,7 +18,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.acls import read_acls
 from highwater.metadata.store.store import Store
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.security.acl_messages import from_acl
 from highwater.security.acls import Acl, parse_acl

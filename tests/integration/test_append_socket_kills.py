@@ -21,7 +21,7 @@ from highwater.log_storage_client.values import Append, AppendAnswer, NewLog, St
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 
 KEY = PartitionKey(b"t" * 16, 0)
 DEADLINE_S = 30

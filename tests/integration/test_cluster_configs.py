@@ -26,7 +26,7 @@ from highwater.client import (
 from highwater.configuration.entities import CLUSTER, DEFAULT_BROKER, BrokerEntity
 from highwater.log_storage.files import partition_metadata
 from highwater.metadata.schema.models import NO_LEADER
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
 
 VALUE = b"x" * 600

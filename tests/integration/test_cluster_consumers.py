@@ -14,7 +14,7 @@ from running_cluster import HEAL_S, Deployment, traffic
 
 from highwater.client import Consumer, NewTopic, Producer, TopicPartition
 from highwater.records import iter_batches
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]

@@ -25,7 +25,7 @@ from highwater.cli.groups.group_argument import completed_groups
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import RetriableError
 from highwater.client.blocking import Admin, Consumer, Producer
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 
 DEADLINE_S = 60.0
 

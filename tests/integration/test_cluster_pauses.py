@@ -7,7 +7,7 @@ from running_cluster import Deployment, paused, traffic
 
 from highwater.client import Consumer, TopicPartition
 from highwater.errors import ErrorCode
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 

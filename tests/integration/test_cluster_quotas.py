@@ -14,7 +14,7 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client import Consumer, Producer, TopicPartition
 from highwater.configuration.entities import ClientEntity, ConfigEntity, UserClientEntity, UserEntity
 from highwater.metadata.schema.models import config_to_json
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 RATE = 50_000  # bytes a second

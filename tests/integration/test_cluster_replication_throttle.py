@@ -14,7 +14,7 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client import Producer
 from highwater.configuration.entities import BrokerEntity
 from highwater.metadata.schema.models import config_to_json
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
 
 RATE = 1_000_000  # bytes a second

@@ -17,7 +17,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.leases.controller_election import read_controller, read_controller_epoch
 from highwater.metadata.schema.models import ControllerRegistration
 from highwater.metadata.state.topics import read_topics
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2
 

@@ -19,8 +19,8 @@ from highwater.cli.local_cluster import SERVICES, LocalCluster
 from highwater.client import SslAuthenticationError
 from highwater.client.blocking import Admin
 from highwater.metadata.local import etcd_healthy
-from highwater.rpc.channel import open_channel
-from highwater.rpc.tls import LOOK_S, Certificates, TlsFiles
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import LOOK_S, Certificates, TlsFiles
 
 ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 HOSTS = ("127.0.0.1", "localhost")

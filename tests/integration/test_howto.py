@@ -23,7 +23,7 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client import HighwaterError, TopicAlreadyExistsError
 from highwater.client.blocking import Admin, Consumer, Producer
 from highwater.metadata.local import find_etcd
-from highwater.rpc.local_process import free_ports, tied_to_parent
+from highwater.rpc.process.local_process import free_ports, tied_to_parent
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(

@@ -31,7 +31,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.replica_manager.settings import ReplicaManagerSettings
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import load
 from highwater.v1 import (

@@ -32,7 +32,7 @@ from highwater.metadata.state.brokers import read_brokers
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete
 from highwater.replica_manager.membership import liveness
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import (
     broker_pb2,

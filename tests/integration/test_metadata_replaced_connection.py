@@ -20,7 +20,7 @@ from highwater.metadata.store.connections import Member
 from highwater.metadata.store.etcd_errors import OutcomeUnknown
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Entry, Put, WatchBatch
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 
 _GRACE_S = 20.0
 _SOON_S = 10.0

@@ -24,7 +24,7 @@ from highwater.metadata.schema.models import BrokerRegistration
 from highwater.metadata.store.etcd_errors import Refused, StoreClosed, StoreError, Unavailable
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.tls import TlsSettings
-from highwater.rpc import tls
+from highwater.rpc.connections import tls
 from highwater.rpc.settings import load
 
 PREFIX = "/highwater/flights/"

@@ -23,8 +23,8 @@ from highwater.client.exceptions import HighwaterError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
-from highwater.rpc.channel import open_channel
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.process.local_process import free_ports
 from highwater.rpc.server import RpcServer
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 

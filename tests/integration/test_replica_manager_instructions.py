@@ -19,7 +19,7 @@ from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc, replica_control_pb2
 
 

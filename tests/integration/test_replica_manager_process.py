@@ -23,7 +23,7 @@ from highwater.metadata.state.brokers import read_brokers
 from highwater.metadata.state.cluster_watch import watch_brokers
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.server import RpcServer
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 

@@ -15,7 +15,7 @@ from test_replica_manager_process import health, log_storage, running
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 
 MIB = 1 << 20
 LARGEST, CALLS = 2 * MIB, 40

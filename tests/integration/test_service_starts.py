@@ -18,7 +18,7 @@ from replica_manager_cluster import eventually
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import (
     common_pb2,
     log_storage_pb2,
@@ -40,7 +40,7 @@ def open_log(directory, config, known, now_ms, wall_offset_ms, scanned, tail_los
         scanned(1)
         time.sleep(0.01)
 log_loader.open_log = open_log
-from highwater.rpc.entry import run_program
+from highwater.rpc.process.entry import run_program
 run_program("highwater.log_storage.process")
 """
 

@@ -17,7 +17,7 @@ from etcd_proxy import until
 from highwater.metadata.local import etcd_healthy, find_etcd
 from highwater.metadata.store.tls import TlsSettings
 from highwater.metadata.store.watch_stream import prefix_end
-from highwater.rpc.local_process import free_ports, tied_to_parent
+from highwater.rpc.process.local_process import free_ports, tied_to_parent
 
 
 def write_client(directory: Path, authority: trustme.CA, name: str) -> TlsSettings:

@@ -168,7 +168,7 @@ def test_a_command_says_what_it_needs_besides() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_says_what_to_install(service: str) -> None:
-    code = f"from highwater.rpc.entry import run_program; run_program('highwater.{service}.process')"
+    code = f"from highwater.rpc.process.entry import run_program; run_program('highwater.{service}.process')"
     done = run(without("cli"), code)
     assert done.returncode == 1
     assert done.stderr.startswith(f"python -m highwater.{service} needs ")

@@ -43,9 +43,9 @@ ALLOWED: dict[str, str] = {
     "replica_manager/server/group_servicer.py GroupServicer.Session": "of the call; its error ends the stream",
     "replica_manager/storage/fencer.py Fencer._flush": "one call; what it raises is logged, and a failure",
     "replica_manager/storage/shared_reads.py SharedReads.read": "awaited by all who ask for it, shielded",
-    "rpc/renewed_channel.py RenewedChannel._close_unused": "closes a former connection; `close` awaits it",
-    "rpc/renewed_channel.py RenewedChannel.channel_ready": "awaited where it is started",
-    "rpc/channel.py ReplaceableChannel.replace": "closes a channel that nobody uses any more; `close` awaits it",
+    "rpc/connections/renewed_channel.py RenewedChannel._close_unused": "closes a former connection; `close` awaits it",
+    "rpc/connections/renewed_channel.py RenewedChannel.channel_ready": "awaited where it is started",
+    "rpc/connections/channel.py ReplaceableChannel.replace": "closes a channel that nobody uses; `close` awaits it",
     "replica_manager/membership/topic_creation.py TopicCreation._begin": "one call; those who want the topic await it",
 }
 

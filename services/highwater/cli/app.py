@@ -8,21 +8,8 @@ from typing import Annotated
 import typer
 
 from highwater import __version__
-from highwater.cli import (
-    acls,
-    cluster,
-    configs,
-    consume,
-    health,
-    log,
-    log_dirs,
-    pipeline,
-    produce,
-    replicas,
-    tokens,
-    topics,
-    up,
-)
+from highwater.cli import consume, health, log, pipeline, produce, up
+from highwater.cli.administration import acls, cluster, configs, log_dirs, replicas, tokens, topics
 from highwater.cli.groups import app as groups
 from highwater.cli.kube import app as kube
 from highwater.cli.watching import metrics, top

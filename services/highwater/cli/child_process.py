@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from highwater.rpc.local_process import tied_to_parent
+from highwater.rpc.process.local_process import tied_to_parent
 
 
 class ChildProcess:

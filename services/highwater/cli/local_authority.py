@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from highwater.atomic_file import OWNERS_DIRECTORY, replace_file
 from highwater.client.cluster.tls_options import VARIABLES
-from highwater.rpc.tls import TlsFiles
+from highwater.rpc.connections.tls import TlsFiles
 
 CLIENT = "client"
 ENVIRONMENT = "client.env"

@@ -29,10 +29,10 @@ from highwater.log_storage.settings import LogStorageSettings
 from highwater.metadata.local import etcd_command, etcd_healthy
 from highwater.metadata.store.tls import TlsSettings
 from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.connections.tls import Certificates, TlsFiles
 from highwater.rpc.listeners import parse_listeners, with_tls, without_tls
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 from highwater.rpc.settings import ServiceSettings, field_name, load
-from highwater.rpc.tls import Certificates, TlsFiles
 from highwater.v1.controller_pb2 import DescribeClusterRequest
 from highwater.v1.controller_pb2_grpc import ControllerStub
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 from highwater.console import INTERRUPTED
 from highwater.extras import MissingExtraError, needing
-from highwater.rpc.entry import quiet_grpc
+from highwater.rpc.process.entry import quiet_grpc
 
 
 def main() -> None:

@@ -33,10 +33,10 @@ from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
 from highwater.metadata.store.etcd_version import known_flaws
 from highwater.metadata.store.store import Store
+from highwater.rpc.connections.tls import server_credentials
 from highwater.rpc.dynamic_settings import static_settings, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
-from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc
 import grpc.aio
 
-from highwater.rpc.channel import open_channel
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc
 

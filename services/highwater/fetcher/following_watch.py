@@ -9,8 +9,8 @@ import grpc.aio
 
 from highwater.fetcher.follower.following import Following
 from highwater.fetcher.wire import from_following
-from highwater.rpc.channel import open_channel
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
 

@@ -19,8 +19,8 @@ from highwater.log_storage_client.client import LogStorageClient
 from highwater.log_storage_client.values import Append, AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.supervision import TaskSupervisor
 
 CALL_TIMEOUT_S = 30.0

@@ -51,10 +51,10 @@ from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.model.named_places import NamedPlaces
 from highwater.model.partition import PartitionKey
 from highwater.rpc.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
-from highwater.rpc.channel import ReplaceableChannel, open_channel
+from highwater.rpc.connections.channel import ReplaceableChannel, open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog

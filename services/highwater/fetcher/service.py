@@ -22,12 +22,12 @@ from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import UNDER_WAY, ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
+from highwater.rpc.connections.tls import server_credentials
 from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
 from highwater.rpc.errors import to_proto
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
-from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay

@@ -12,7 +12,7 @@ from highwater.log_storage.segment.open_segments import open_segments
 from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.log_storage.service import LogStorageService
 from highwater.log_storage.settings import LogStorageSettings
-from highwater.rpc.open_files import allow_open_files
+from highwater.rpc.process.open_files import allow_open_files
 from highwater.rpc.server import run_service
 from highwater.rpc.settings import from_command_line
 from highwater.telemetry import log

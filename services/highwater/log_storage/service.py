@@ -28,10 +28,10 @@ from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
+from highwater.rpc.connections.tls import server_credentials
 from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
-from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay

@@ -17,9 +17,9 @@ from typing import Self
 
 from highwater.errors import UserError
 from highwater.extras import how_to_install
-from highwater.rpc.local_process import free_ports, tied_to_parent
+from highwater.rpc.connections.tls import TlsFiles
+from highwater.rpc.process.local_process import free_ports, tied_to_parent
 from highwater.rpc.settings import ETCD_BINARY_VARIABLE
-from highwater.rpc.tls import TlsFiles
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.rpc.entry import run_program
+from highwater.rpc.process.entry import run_program
 
 if __name__ == "__main__":
     run_program("highwater.replica_manager.process")

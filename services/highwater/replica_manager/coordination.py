@@ -9,7 +9,7 @@ from highwater.replica_manager.groups.offsets_topic import OffsetsTopic, Offsets
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.settings import ReplicaManagerSettings
-from highwater.rpc.channel import SILENCE_MS
+from highwater.rpc.connections.channel import SILENCE_MS
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics

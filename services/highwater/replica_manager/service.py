@@ -60,12 +60,12 @@ from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates, server_credentials
 from highwater.rpc.listeners import Listener
 from highwater.rpc.measured_calls import MeasuredCalls
-from highwater.rpc.open_files import connections_within, open_files_allowed
+from highwater.rpc.process.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
-from highwater.rpc.tls import Certificates, server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay

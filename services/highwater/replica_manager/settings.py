@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
-from highwater.rpc.channel import MAX_MESSAGE_BYTES
+from highwater.rpc.connections.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.listeners import (
     check_advertised,
     check_inter_broker_name,

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from highwater.rpc.channel import MAX_MESSAGE_BYTES
+from highwater.rpc.connections.channel import MAX_MESSAGE_BYTES
 
 VERSION = 1
 # A client that does not say HELLO, or a server that does not answer it.

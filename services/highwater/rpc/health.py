@@ -49,7 +49,7 @@ def check(address: str, service: str, timeout_s: float) -> tuple[int, str]:
         import grpc
         from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
         from grpc_health.v1.health_pb2_grpc import HealthStub
-    from highwater.rpc.channel import CHANNEL_OPTIONS
+    from highwater.rpc.connections.channel import CHANNEL_OPTIONS
 
     asked = f"{address} {service}" if service else address
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -74,8 +74,8 @@ def _tls_problem(address: str) -> str:
     import asyncio
     from dataclasses import replace
 
-    from highwater.rpc.tls import SERVICES
-    from highwater.rpc.tls_diagnosis import diagnose
+    from highwater.rpc.connections.tls import SERVICES
+    from highwater.rpc.connections.tls_diagnosis import diagnose
 
     if address.startswith("unix:"):
         return ""

@@ -16,10 +16,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from highwater.errors import UserError
-from highwater.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
+from highwater.rpc.connections.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
 from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
-from highwater.rpc.malloc import keep_freed_memory
-from highwater.rpc.open_files import allow_open_files
+from highwater.rpc.process.malloc import keep_freed_memory
+from highwater.rpc.process.open_files import allow_open_files
 from highwater.telemetry.loop_idle import TimedEventLoop
 from highwater.telemetry.undecodable import leave_out_undecodable
 

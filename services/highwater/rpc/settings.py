@@ -21,8 +21,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from highwater.configuration.kafka_keys import MEANINGLESS_KEYS
 from highwater.errors import UserError
+from highwater.rpc.connections.tls import Certificates, TlsFiles
 from highwater.rpc.listeners import check_address, speaks_tls
-from highwater.rpc.tls import Certificates, TlsFiles
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.otlp.collector import DEFAULT_ENDPOINT, Collector, Tracing, parse_headers
 from highwater.validation import problem

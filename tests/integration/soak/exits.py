@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from highwater.client import Consumer
-from highwater.rpc.local_process import tied_to_parent
+from highwater.rpc.process.local_process import tied_to_parent
 from soak import client_process
 from soak.state import DELIVERY_TIMEOUT_S, EXITS, EXITS_PARTITIONS, SETTLE_S, Soak
 

@@ -12,7 +12,7 @@ import psutil
 import pyspark
 from conftest import wait_until
 
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from highwater.cli import acls, tokens
+from highwater.cli.administration import acls, tokens
 from highwater.errors import UserError
 from highwater.security.acls import ResourceType
 from highwater.security.principal import user

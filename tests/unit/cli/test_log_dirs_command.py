@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from highwater.cli import log_dirs
+from highwater.cli.administration import log_dirs
 from highwater.client.admin.descriptions import LogDirDescription, LogDirReplica
 from highwater.errors import UserError
 

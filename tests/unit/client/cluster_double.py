@@ -21,7 +21,7 @@ import grpc.aio
 from highwater.errors import ErrorCode
 from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
 from highwater.records import BatchHeader, decode, iter_batches, stamp
-from highwater.rpc.channel import COMMON_OPTIONS
+from highwater.rpc.connections.channel import COMMON_OPTIONS
 from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2, controller_pb2, controller_pb2_grpc
 

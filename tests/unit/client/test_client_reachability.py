@@ -10,7 +10,7 @@ import pytest
 
 from highwater.client.admin.descriptions import BrokerDescription, BrokerReach, ClusterDescription
 from highwater.client.admin.reachability import check_brokers
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 from highwater.rpc.server import RpcServer
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 

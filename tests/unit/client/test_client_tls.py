@@ -14,8 +14,8 @@ from cluster_double import ClusterDouble
 from highwater.client import Admin, InvalidRequestError, Producer, SslAuthenticationError
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import VARIABLES
+from highwater.rpc.connections.tls import Certificates, TlsFiles, server_credentials
 from highwater.rpc.server import RpcServer
-from highwater.rpc.tls import Certificates, TlsFiles, server_credentials
 
 NONE: dict[str, Any] = dict.fromkeys(("security_protocol", "ssl_ca_file", "ssl_certificate_file", "ssl_key_file"), None)
 

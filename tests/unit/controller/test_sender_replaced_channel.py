@@ -20,7 +20,7 @@ from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
 from highwater.model.partition import PartitionKey
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
 
 _GRACE_S = 30.0
@@ -93,8 +93,8 @@ async def test_what_is_cancelled_with_the_channel_is_sent_again(
         "highwater.controller.sending.sender.METADATA_TIMEOUT_S", _GRACE_S
     )  # longer than until it is replaced
     monkeypatch.setattr("highwater.controller.sending.sender.CONTROL_TIMEOUT_S", _GRACE_S)
-    monkeypatch.setattr("highwater.rpc.channel.REPLACE_AFTER_S", 0.2)
-    monkeypatch.setattr("highwater.rpc.channel.CLOSE_GRACE_S", 0.2)
+    monkeypatch.setattr("highwater.rpc.connections.channel.REPLACE_AFTER_S", 0.2)
+    monkeypatch.setattr("highwater.rpc.connections.channel.CLOSE_GRACE_S", 0.2)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     sender = make_sender(address)
     before, after = FakeBroker(silent=under_way), FakeBroker()

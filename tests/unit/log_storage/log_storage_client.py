@@ -17,7 +17,7 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.service import LogStorageService
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.settings import load
 from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 

@@ -35,7 +35,7 @@ from highwater.log_storage.server.gate import SERVICE_NAME, Gate
 from highwater.log_storage.service import LogStorageService
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.settings import load
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 

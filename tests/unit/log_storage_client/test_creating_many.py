@@ -15,7 +15,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LOGS_AT_ONCE, LogStorageClient
 from highwater.log_storage_client.values import CreateAnswer, NewLog
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 

@@ -11,7 +11,7 @@ import trustme
 from highwater.errors import UserError
 from highwater.metadata.store.connections import Connections
 from highwater.metadata.store.tls import TlsSettings
-from highwater.rpc.tls import LOOK_S, Certificates
+from highwater.rpc.connections.tls import LOOK_S, Certificates
 
 
 @pytest.fixture

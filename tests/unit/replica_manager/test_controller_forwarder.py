@@ -18,7 +18,7 @@ from highwater.replica_manager.membership.active_controller import ActiveControl
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.replica_manager.server import controller_forwarder
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto, to_proto
 from highwater.security.access import Authorization
 from highwater.security.authorizer import Authorizer

@@ -24,7 +24,7 @@ from highwater.replica_manager.responses.fetch_parts import FetchPart, FetchRole
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.fetch_stream import PARTS_AT_ONCE, FetchStream, fetch_params, fetch_refusal
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.request_limits import (

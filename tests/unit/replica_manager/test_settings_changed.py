@@ -29,7 +29,7 @@ from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.response_budget import ResponseBudget
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.replica_manager.settings import ReplicaManagerSettings
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.settings import load
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.rpc.channel import MAX_MESSAGE_BYTES
+from highwater.rpc.connections.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.framed_stream import (
     FrameError,
     FrameReader,

@@ -16,10 +16,10 @@ import trustme
 from typer.testing import CliRunner
 
 from highwater.cli.app import app
+from highwater.rpc.connections.tls import Certificates, TlsFiles, server_credentials
 from highwater.rpc.health import NOT_SERVING, SERVING, UNREACHABLE, main
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process.local_process import free_ports
 from highwater.rpc.server import RpcServer
-from highwater.rpc.tls import Certificates, TlsFiles, server_credentials
 
 NAME = "highwater.v1.Broker"
 

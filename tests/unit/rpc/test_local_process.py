@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from highwater.rpc import local_process
-from highwater.rpc.local_process import free_ports
+from highwater.rpc.process import local_process
+from highwater.rpc.process.local_process import free_ports
 
 
 def test_ports_are_distinct_free_and_not_of_those_that_are_given_out() -> None:

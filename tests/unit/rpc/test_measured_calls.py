@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
 from highwater.telemetry.metrics import Metrics

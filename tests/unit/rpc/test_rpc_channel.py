@@ -7,7 +7,7 @@ import socket
 import grpc
 import pytest
 
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 
 
 async def test_a_busy_server_has_time_to_accept_a_connection() -> None:

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from highwater.rpc.channel import open_channel
-from highwater.rpc.open_files import connections_within
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.process.open_files import connections_within
 from highwater.rpc.server import AddressInUseError, RpcServer, ServerLimits
 
 NAME = "highwater.v1.LogStorage"

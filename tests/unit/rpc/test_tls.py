@@ -13,11 +13,11 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from highwater.rpc import tls
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections import tls
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import SERVICES, Certificates, TlsFiles, server_credentials
+from highwater.rpc.connections.tls_diagnosis import diagnose
 from highwater.rpc.server import LIVE, RpcServer
-from highwater.rpc.tls import SERVICES, Certificates, TlsFiles, server_credentials
-from highwater.rpc.tls_diagnosis import diagnose
 
 DEADLINE_S = 10.0
 
@@ -101,7 +101,7 @@ async def test_both_ends_take_up_replaced_files_and_what_is_under_way_goes_on(
 
 async def test_a_channel_that_is_waited_for_takes_them_up_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "LOOK_S", 0.0)
-    monkeypatch.setattr("highwater.rpc.renewed_channel._LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr("highwater.rpc.connections.renewed_channel._LOOK_AGAIN_S", 0.02)
     authority = trustme.CA()
     write(tmp_path / "client", trustme.CA(), authority)
     client = Certificates(TlsFiles(*(tmp_path / "client" / name for name in ("ca.pem", "tls.pem", "key.pem"))))

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.server import RpcServer
 from highwater.telemetry.undecodable import leave_out_undecodable
 from highwater.v1 import broker_pb2, broker_pb2_grpc

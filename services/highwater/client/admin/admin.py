@@ -49,8 +49,8 @@ from highwater.client.exceptions import (
 )
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
-from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
+from highwater.rpc.process import forking
 from highwater.security.acls import Acl, AclFilter
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 

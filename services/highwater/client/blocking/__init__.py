@@ -5,8 +5,8 @@
         producer.flush()
 
 Same names, same arguments. Nothing is created before the first call, so a process may fork before it (Spark executors,
-multiprocessing); a client that was used does not survive a fork, see `highwater.rpc.forking`. Each client may be shared
-by threads. A name is imported when it is first used, as in `highwater.client`.
+multiprocessing); a client that was used does not survive a fork, see `highwater.rpc.process.forking`. Each client
+may be shared by threads. A name is imported when it is first used, as in `highwater.client`.
 
 May import every other room.
 """

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from highwater.client.blocking.event_loop_thread import event_loop_thread
 from highwater.client.exceptions import ClientClosedError, HighwaterError
-from highwater.rpc import forking
+from highwater.rpc.process import forking
 
 
 class AsyncClient(Protocol):

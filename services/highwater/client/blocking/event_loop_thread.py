@@ -1,7 +1,7 @@
 """The event loop behind the blocking twins: one daemon thread a process, started by the first call.
 
 A fork before that call is safe: there is nothing to inherit. After a fork the child starts its own with its first call;
-what the parent had started stays the parent's, see `highwater.rpc.forking`.
+what the parent had started stays the parent's, see `highwater.rpc.process.forking`.
 """
 
 from __future__ import annotations

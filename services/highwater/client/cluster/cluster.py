@@ -30,9 +30,9 @@ from highwater.client.exceptions import (
     error_for,
 )
 from highwater.errors import ErrorCode
-from highwater.rpc import forking
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
-from highwater.rpc.tls import Certificates
+from highwater.rpc.process import forking
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.otlp.start import open_tracer

@@ -30,10 +30,10 @@ from highwater.client.exceptions import (
     error_for,
 )
 from highwater.errors import ErrorCode
-from highwater.rpc import forking
-from highwater.rpc.channel import ReplaceableChannel, open_channel
+from highwater.rpc.connections.channel import ReplaceableChannel, open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
-from highwater.rpc.tls import Certificates
+from highwater.rpc.process import forking
 from highwater.supervision import is_cancelled
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog

@@ -11,9 +11,9 @@ from typing import get_args
 from highwater.client.cluster.tls_options import VARIABLES, SecurityProtocol, TlsOptions
 from highwater.client.exceptions import InvalidRequestError
 from highwater.errors import UserError
+from highwater.rpc.connections.tls import Certificates, TlsFiles, TlsNames
+from highwater.rpc.connections.tls_diagnosis import diagnose
 from highwater.rpc.listeners import with_tls, without_tls
-from highwater.rpc.tls import Certificates, TlsFiles, TlsNames
-from highwater.rpc.tls_diagnosis import diagnose
 
 CLIENT = TlsNames(
     "ssl_ca_file",

@@ -46,7 +46,7 @@ from highwater.client.topic_partition import (
     OffsetAndTimestamp,
     TopicPartition,
 )
-from highwater.rpc import forking
+from highwater.rpc.process import forking
 
 _MAX_ROWS = 1 << 62
 _LOOK_S = 0.5  # how often a wait for a position looks whether it is still worth it

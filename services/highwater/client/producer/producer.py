@@ -47,7 +47,7 @@ from highwater.client.producer.table_batches import (
     chunks,
     normalised,
 )
-from highwater.rpc import forking
+from highwater.rpc.process import forking
 
 # A tight loop of sends lets the event loop run once in so many records of a batch.
 _YIELD_MASK = 1023

@@ -19,10 +19,10 @@ from highwater.controller.topics.topic_admin import Refusal
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import LiveBroker
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import ReplaceableChannel, open_channel
+from highwater.rpc.connections.channel import ReplaceableChannel, open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key
-from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskGroup, UnaskedCancellationError, uncancelled
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog

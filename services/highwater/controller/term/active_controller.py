@@ -52,7 +52,7 @@ from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError, may_pass
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.tls import Certificates
 from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs
 

@@ -14,7 +14,7 @@ from grpc.aio import AioRpcError
 from highwater.metadata.store.connections import CONNECT_TIMEOUT_S, Member
 from highwater.metadata.store.etcd_errors import StoreError, Unavailable, classify
 from highwater.metadata.store.tls import TlsSettings
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.tls import Certificates
 
 LIST_TIMEOUT_S = 3.0
 CHANGE_TIMEOUT_S = 5.0  # etcd sets none: it never answers for a change that was lost with its leader

@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from highwater.errors import UserError
 from highwater.metadata.store.etcd_errors import StoreClosed, Unavailable
 from highwater.metadata.store.tls import ETCD, TlsSettings
-from highwater.rpc.channel import NAME_OPTIONS, ReplaceableChannel
-from highwater.rpc.tls import Certificates, TlsFiles
-from highwater.rpc.tls_diagnosis import diagnose
+from highwater.rpc.connections.channel import NAME_OPTIONS, ReplaceableChannel
+from highwater.rpc.connections.tls import Certificates, TlsFiles
+from highwater.rpc.connections.tls_diagnosis import diagnose
 from highwater.supervision import UnaskedCancellationError, is_cancelled, uncancelled
 from highwater.telemetry.log import get_logger
 

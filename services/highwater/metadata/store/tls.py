@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from highwater.rpc.tls import TlsFiles, TlsNames
+from highwater.rpc.connections.tls import TlsFiles, TlsNames
 
 ETCD = TlsNames(
     "etcd.ca.file",

@@ -14,8 +14,8 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import ControllerRegistration
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
-from highwater.rpc.channel import open_channel
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.v1 import controller_pb2_grpc
 
 LOOK_INTERVAL_S = 0.1  # between two looks into etcd, however many ask for one

@@ -12,9 +12,9 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.controller_client import CALL_TIMEOUT_S, ask_controller
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key
-from highwater.rpc.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import controller_pb2
 

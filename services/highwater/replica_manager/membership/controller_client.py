@@ -14,9 +14,9 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.membership.readiness import Standing
-from highwater.rpc.channel import open_channel
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
-from highwater.rpc.tls import Certificates
 from highwater.telemetry.log import get_logger
 from highwater.v1 import controller_pb2, controller_pb2_grpc
 

@@ -10,8 +10,8 @@ from highwater.errors import ErrorCode
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.membership.controller_client import ask_controller
+from highwater.rpc.connections.tls import Certificates
 from highwater.rpc.errors import from_proto
-from highwater.rpc.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import controller_pb2
 

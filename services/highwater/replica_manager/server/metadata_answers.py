@@ -15,7 +15,7 @@ from highwater.replica_manager.membership.topic_creation import CreationOutcome,
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.server.partition_errors import unknown_topic_id
-from highwater.rpc.channel import MAX_MESSAGE_BYTES
+from highwater.rpc.connections.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.embedding import tag
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener

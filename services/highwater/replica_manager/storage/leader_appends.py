@@ -15,8 +15,8 @@ from functools import partial
 from highwater.log_storage_client.append_stream import AppendStream, Message
 from highwater.log_storage_client.values import Append, AppendAnswer, StorageUnavailableError
 from highwater.model.fence_role import Role
-from highwater.rpc.channel import open_channel
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from highwater.rpc.malloc import keep_freed_memory
+from highwater.rpc.process.malloc import keep_freed_memory
 
 _prepared: int | None = None  # the process for which it was done
 

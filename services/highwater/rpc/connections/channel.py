@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from highwater.rpc.connections.renewed_channel import RenewedChannel
+from highwater.rpc.connections.tls import Certificates, TlsFiles
 from highwater.rpc.listeners import speaks_tls, without_tls
-from highwater.rpc.renewed_channel import RenewedChannel
-from highwater.rpc.tls import Certificates, TlsFiles
 
 MAX_MESSAGE_BYTES = 128 << 20
 SILENCE_MS = 15_000

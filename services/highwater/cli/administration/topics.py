@@ -47,7 +47,7 @@ def apply(
 ) -> None:
     """Make topics as a file declares them: create those that are missing, add partitions, set configuration. Nothing is
     ever deleted or taken away."""
-    from highwater.cli import declared_topics
+    from highwater.cli.administration import declared_topics
     from highwater.client.blocking import Admin
 
     declared = declared_topics.read_declared(file)

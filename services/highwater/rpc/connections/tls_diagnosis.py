@@ -6,7 +6,7 @@ import asyncio
 import ssl
 
 from highwater.errors import UserError
-from highwater.rpc.tls import HTTP2, TlsFiles, TlsNames, plain_reason
+from highwater.rpc.connections.tls import HTTP2, TlsFiles, TlsNames, plain_reason
 
 DIAGNOSIS_S = 1.0
 # And empty SETTINGS, which every server of HTTP/2 answers.

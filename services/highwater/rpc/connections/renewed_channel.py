@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 import grpc.aio
 
-from highwater.rpc.tls import Certificates
+from highwater.rpc.connections.tls import Certificates
 
 _LOOK_AGAIN_S = 5.0  # while a connection is waited for
 

@@ -1,0 +1,1 @@
+"""Connections between processes: channels, and the TLS that they and servers speak."""
