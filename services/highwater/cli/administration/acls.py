@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from highwater.cli.shared_options import with_shared_options
 from highwater.console.counted import counted
 from highwater.console.output import (
     DEFAULT_BOOTSTRAP,
@@ -34,30 +36,54 @@ from highwater.security.principal import Principal, parse_principal
 
 app = typer.Typer(no_args_is_help=True, help="ACLs: what users may do with topics, groups and the cluster.")
 
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic; may be repeated. '*' is every topic")]
-Groups = Annotated[list[str] | None, typer.Option("--group", help="a group; may be repeated. '*' is every group")]
-TransactionalIds = Annotated[
-    list[str] | None, typer.Option("--transactional-id", help="a transactional id; may be repeated")
-]
-Cluster = Annotated[bool, typer.Option("--cluster", help="the cluster itself")]
-Allowed = Annotated[
-    list[str] | None, typer.Option("--allow-principal", help="who is let in: User:alice, or User:* for everybody")
-]
-Denied = Annotated[list[str] | None, typer.Option("--deny-principal", help="who is kept out, whatever else lets it in")]
-Operations = Annotated[
-    list[str] | None,
-    typer.Option("--operation", help="READ, WRITE, CREATE, DESCRIBE, …; may be repeated. Without it ALL"),
-]
-_PREFIXED_HELP = "literal: names as they are; prefixed: all names that begin so"
-Pattern = Annotated[str, typer.Option("--resource-pattern-type", help=_PREFIXED_HELP)]
+
+@dataclass(frozen=True)
+class Resources:
+    """The options that say what ACLs are for."""
+
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="a topic; may be repeated. '*' is every topic")] = (
+        None
+    )
+    group: Annotated[list[str] | None, typer.Option("--group", help="a group; may be repeated. '*' is every group")] = (
+        None
+    )
+    transactional_id: Annotated[
+        list[str] | None, typer.Option("--transactional-id", help="a transactional id; may be repeated")
+    ] = None
+    cluster: Annotated[bool, typer.Option("--cluster", help="the cluster itself")] = False
+
+    def named(self) -> Iterator[tuple[ResourceType, str]]:
+        yield from ((ResourceType.TOPIC, name) for name in self.topic or ())
+        yield from ((ResourceType.GROUP, name) for name in self.group or ())
+        yield from ((ResourceType.TRANSACTIONAL_ID, name) for name in self.transactional_id or ())
+        if self.cluster:
+            yield ResourceType.CLUSTER, CLUSTER_NAME
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The options that say who is let in or kept out, and from what."""
+
+    allow_principal: Annotated[
+        list[str] | None, typer.Option("--allow-principal", help="who is let in: User:alice, or User:* for everybody")
+    ] = None
+    deny_principal: Annotated[
+        list[str] | None, typer.Option("--deny-principal", help="who is kept out, whatever else lets it in")
+    ] = None
+    operation: Annotated[
+        list[str] | None,
+        typer.Option("--operation", help="READ, WRITE, CREATE, DESCRIBE, …; may be repeated. Without it ALL"),
+    ] = None
+    resource_pattern_type: Annotated[
+        str,
+        typer.Option("--resource-pattern-type", help="literal: names as they are; prefixed: all names that begin so"),
+    ] = "literal"
 
 
 @app.command("list")
+@with_shared_options
 def list_acls(
-    topic: Topics = None,
-    group: Groups = None,
-    transactional_id: TransactionalIds = None,
-    cluster: Cluster = False,
+    resources: Resources,
     principal: Annotated[str | None, typer.Option(help="only this principal's")] = None,
     resource_pattern_type: Annotated[
         str, typer.Option(help="any, literal, prefixed, or match: all that are for a resource of that name")
@@ -70,10 +96,10 @@ def list_acls(
 
     pattern = _pattern(resource_pattern_type)
     who = None if principal is None else _principal(principal)
-    resources: list[tuple[ResourceType, str | None]] = [*_resources(topic, group, transactional_id, cluster)]
+    wanted: list[tuple[ResourceType, str | None]] = [*resources.named()]
     found: dict[Acl, None] = {}
     with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
-        for kind, name in resources or [(ResourceType.ANY, None)]:
+        for kind, name in wanted or [(ResourceType.ANY, None)]:
             found |= dict.fromkeys(admin.describe_acls(AclFilter(kind, pattern, name, who)))
     if json:
         for acl in found:
@@ -83,32 +109,27 @@ def list_acls(
 
 
 @app.command("add")
+@with_shared_options
 def add(
-    allow_principal: Allowed = None,
-    deny_principal: Denied = None,
-    operation: Operations = None,
-    topic: Topics = None,
-    group: Groups = None,
-    transactional_id: TransactionalIds = None,
-    cluster: Cluster = False,
+    rules: Rules,
+    resources: Resources,
     producer: Annotated[
         bool, typer.Option("--producer", help="what a producer needs: WRITE, DESCRIBE and CREATE on the topics")
     ] = False,
     consumer: Annotated[
         bool, typer.Option("--consumer", help="what a consumer needs: READ on the topics and the groups")
     ] = False,
-    resource_pattern_type: Pattern = "literal",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Add ACLs: one for each principal, operation and resource."""
     from highwater.client.blocking import Admin
 
     wanted = _named(
-        allow_principal,
-        deny_principal,
-        operation,
-        list(_resources(topic, group, transactional_id, cluster)),
-        resource_pattern_type,
+        rules.allow_principal,
+        rules.deny_principal,
+        rules.operation,
+        list(resources.named()),
+        rules.resource_pattern_type,
         producer=producer,
         consumer=consumer,
     )
@@ -119,32 +140,27 @@ def add(
 
 
 @app.command("remove")
+@with_shared_options
 def remove(
-    allow_principal: Allowed = None,
-    deny_principal: Denied = None,
-    operation: Operations = None,
-    topic: Topics = None,
-    group: Groups = None,
-    transactional_id: TransactionalIds = None,
-    cluster: Cluster = False,
-    resource_pattern_type: Pattern = "literal",
+    rules: Rules,
+    resources: Resources,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Remove ACLs: those of these resources, and of them those of the principals and operations that are named."""
     from highwater.client.blocking import Admin
 
-    resources = list(_resources(topic, group, transactional_id, cluster))
-    if not resources:
+    named = list(resources.named())
+    if not named:
         raise UserError("name what the ACLs are for: --topic, --group, --transactional-id or --cluster")
-    pattern = _pattern(resource_pattern_type)
-    operations = [_operation(each) for each in operation or ()] or [Operation.ANY]
+    pattern = _pattern(rules.resource_pattern_type)
+    operations = [_operation(each) for each in rules.operation or ()] or [Operation.ANY]
     who: list[tuple[PermissionType, Principal | None]] = [
-        *((PermissionType.ALLOW, _principal(each)) for each in allow_principal or ()),
-        *((PermissionType.DENY, _principal(each)) for each in deny_principal or ()),
+        *((PermissionType.ALLOW, _principal(each)) for each in rules.allow_principal or ()),
+        *((PermissionType.DENY, _principal(each)) for each in rules.deny_principal or ()),
     ] or [(PermissionType.ANY, None)]
     filters = [
         AclFilter(kind, pattern, name, principal, each, permission)
-        for kind, name in resources
+        for kind, name in named
         for permission, principal in who
         for each in operations
     ]
@@ -162,16 +178,6 @@ def _words(acl: Acl) -> dict[str, str]:
     kind, pattern, name, principal, operation, permission = acl
     values = (kind.name, name, pattern.name, str(principal), operation.name, permission.name)
     return dict(zip(_COLUMNS, values, strict=True))
-
-
-def _resources(
-    topics: Iterable[str] | None, groups: Iterable[str] | None, ids: Iterable[str] | None, cluster: bool
-) -> Iterator[tuple[ResourceType, str]]:
-    yield from ((ResourceType.TOPIC, name) for name in topics or ())
-    yield from ((ResourceType.GROUP, name) for name in groups or ())
-    yield from ((ResourceType.TRANSACTIONAL_ID, name) for name in ids or ())
-    if cluster:
-        yield ResourceType.CLUSTER, CLUSTER_NAME
 
 
 _PRODUCER = {ResourceType.TOPIC: (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE)}

@@ -3,11 +3,13 @@ while everything runs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from highwater.cli.completion import names
+from highwater.cli.shared_options import with_shared_options
 from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 from highwater.console.record_text import escaped_text
@@ -25,26 +27,57 @@ def _topics(context: typer.Context, incomplete: str) -> list[str]:
     return names(context, incomplete, lambda admin: admin.list_topics())
 
 
-Topic = Annotated[str | None, typer.Option("--topic", help="of this topic", autocompletion=_topics)]
-Broker = Annotated[int | None, typer.Option("--broker", min=0, help="of the broker with this id")]
-BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="of all brokers")]
-Client = Annotated[str | None, typer.Option("--client", help="of clients with this client id")]
-ClientDefaults = Annotated[bool, typer.Option("--client-defaults", help="of clients that have nothing else")]
-User = Annotated[str | None, typer.Option("--user", help="of this user; with --client of such clients as this user")]
-UserDefaults = Annotated[bool, typer.Option("--user-defaults", help="of users who have nothing else")]
-Cluster = Annotated[bool, typer.Option("--cluster", help="of the cluster: what all its services agree on")]
+ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="only check: nothing is changed")]
+
+
+@dataclass(frozen=True)
+class Whose:
+    """The options that say of whom a configuration is."""
+
+    topic: Annotated[str | None, typer.Option("--topic", help="of this topic", autocompletion=_topics)] = None
+    broker: Annotated[int | None, typer.Option("--broker", min=0, help="of the broker with this id")] = None
+    broker_defaults: Annotated[bool, typer.Option("--broker-defaults", help="of all brokers")] = False
+    client: Annotated[str | None, typer.Option("--client", help="of clients with this client id")] = None
+    client_defaults: Annotated[bool, typer.Option("--client-defaults", help="of clients that have nothing else")] = (
+        False
+    )
+    user: Annotated[
+        str | None, typer.Option("--user", help="of this user; with --client of such clients as this user")
+    ] = None
+    user_defaults: Annotated[bool, typer.Option("--user-defaults", help="of users who have nothing else")] = False
+    cluster: Annotated[bool, typer.Option("--cluster", help="of the cluster: what all its services agree on")] = False
+
+    def resource(self) -> ConfigResource:
+        """The one resource that they name."""
+        from highwater.client import ConfigResource
+
+        topic, broker, client, user = self.topic, self.broker, self.client, self.user
+        named = [
+            *([ConfigResource.topic(topic)] if topic is not None else []),
+            *([ConfigResource.broker(broker)] if broker is not None else []),
+            *([ConfigResource.broker()] if self.broker_defaults else []),
+            *([ConfigResource.cluster()] if self.cluster else []),
+        ]
+        any_user, any_client = user is not None or self.user_defaults, client is not None or self.client_defaults
+        if any_user and any_client:
+            named.append(ConfigResource.user_client(user, client))
+        elif any_user:
+            named.append(ConfigResource.user(user))
+        elif any_client:
+            named.append(ConfigResource.client(client))
+        twice = (user and self.user_defaults) or (client and self.client_defaults)
+        if len(named) != 1 or "" in (topic, client, user) or twice:
+            raise typer.BadParameter(
+                "say whose configuration it is: one of --topic, --broker, --broker-defaults, --cluster; or of clients "
+                "and users, together or each alone, --client, --client-defaults, --user, --user-defaults"
+            )
+        return named[0]
 
 
 @app.command("describe")
+@with_shared_options
 def describe(
-    topic: Topic = None,
-    broker: Broker = None,
-    broker_defaults: BrokerDefaults = False,
-    client: Client = None,
-    client_defaults: ClientDefaults = False,
-    user: User = None,
-    user_defaults: UserDefaults = False,
-    cluster: Cluster = False,
+    whose: Whose,
     clients: Annotated[bool, typer.Option("--clients", help="all clients that have a configuration")] = False,
     users: Annotated[bool, typer.Option("--users", help="all users that have one, and their clients")] = False,
     set_only: Annotated[bool, typer.Option("--set-only", help="leave out what services were started with")] = False,
@@ -58,7 +91,7 @@ def describe(
 
     asked = None
     if not clients and not users:
-        asked = _resource(topic, broker, broker_defaults, client, client_defaults, user, user_defaults, cluster)
+        asked = whose.resource()
     with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         if asked is not None:
             found = {asked: admin.describe_configs(asked)}
@@ -75,17 +108,11 @@ def describe(
 
 
 @app.command("set")
+@with_shared_options
 def set_(
     items: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="e.g. log.cleaner.threads=2")],
-    topic: Topic = None,
-    broker: Broker = None,
-    broker_defaults: BrokerDefaults = False,
-    client: Client = None,
-    client_defaults: ClientDefaults = False,
-    user: User = None,
-    user_defaults: UserDefaults = False,
-    cluster: Cluster = False,
-    validate_only: Annotated[bool, typer.Option("--validate-only", help="only check: nothing is changed")] = False,
+    whose: Whose,
+    validate_only: ValidateOnly = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Set keys; those not named stay. Services take it over without a restart."""
@@ -97,7 +124,7 @@ def set_(
         if not equals:
             raise typer.BadParameter(f"{item!r}: write KEY=VALUE")
         changed[key] = value
-    resource = _resource(topic, broker, broker_defaults, client, client_defaults, user, user_defaults, cluster)
+    resource = whose.resource()
     with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         admin.alter_configs(resource, changed, validate_only=validate_only)
     what = "could be set" if validate_only else "set"
@@ -105,23 +132,17 @@ def set_(
 
 
 @app.command("unset")
+@with_shared_options
 def unset(
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="e.g. log.cleaner.threads")],
-    topic: Topic = None,
-    broker: Broker = None,
-    broker_defaults: BrokerDefaults = False,
-    client: Client = None,
-    client_defaults: ClientDefaults = False,
-    user: User = None,
-    user_defaults: UserDefaults = False,
-    cluster: Cluster = False,
-    validate_only: Annotated[bool, typer.Option("--validate-only", help="only check: nothing is changed")] = False,
+    whose: Whose,
+    validate_only: ValidateOnly = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Give keys back: to the default of brokers, to what the service was started with, to its own default."""
     from highwater.client.blocking import Admin
 
-    resource = _resource(topic, broker, broker_defaults, client, client_defaults, user, user_defaults, cluster)
+    resource = whose.resource()
     with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         admin.alter_configs(resource, {}, keys, validate_only=validate_only)
         behind = [] if validate_only else _behind(admin, resource, keys)
@@ -139,40 +160,6 @@ def _behind(admin: Admin, resource: ConfigResource, keys: Sequence[str]) -> list
         return [entry for entry in admin.describe_configs(resource) if entry.key in keys and entry.value is not None]
     except HighwaterError:
         return []  # it is unset all the same
-
-
-def _resource(
-    topic: str | None,
-    broker: int | None,
-    broker_defaults: bool,
-    client: str | None,
-    client_defaults: bool,
-    user: str | None,
-    user_defaults: bool,
-    cluster: bool,
-) -> ConfigResource:
-    """The one resource that the options name."""
-    from highwater.client import ConfigResource
-
-    named = [
-        *([ConfigResource.topic(topic)] if topic is not None else []),
-        *([ConfigResource.broker(broker)] if broker is not None else []),
-        *([ConfigResource.broker()] if broker_defaults else []),
-        *([ConfigResource.cluster()] if cluster else []),
-    ]
-    any_user, any_client = user is not None or user_defaults, client is not None or client_defaults
-    if any_user and any_client:
-        named.append(ConfigResource.user_client(user, client))
-    elif any_user:
-        named.append(ConfigResource.user(user))
-    elif any_client:
-        named.append(ConfigResource.client(client))
-    if len(named) != 1 or "" in (topic, client, user) or (user and user_defaults) or (client and client_defaults):
-        raise typer.BadParameter(
-            "say whose configuration it is: one of --topic, --broker, --broker-defaults, --cluster; or of clients and "
-            "users, together or each alone, --client, --client-defaults, --user, --user-defaults"
-        )
-    return named[0]
 
 
 def _named(resource: ConfigResource) -> str:
