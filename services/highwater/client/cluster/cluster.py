@@ -14,7 +14,6 @@ from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
 from highwater.client.cluster.last_word import say
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
-from highwater.client.cluster.throttle import ThrottleTimes
 from highwater.client.cluster.tls import tls_problem
 from highwater.client.cluster.token import Token
 from highwater.client.cluster.tracing import Tracing
@@ -112,7 +111,6 @@ class Cluster:
         self.tracer: Tracer | None = None  # while it is started, and tracing is on
         self._tracing = tracing
         self.client_id = client_id
-        self.throttle_times = ThrottleTimes()
         self.request_timeout_s = request_timeout_ms / 1000
         self._bootstrap = bootstrap_addresses(bootstrap)
         self._max_age_s = max_age_ms / 1000
@@ -209,9 +207,7 @@ class Cluster:
 
     def new_connection(self, address: str) -> Connection:
         """One that nobody else uses, for its caller to close."""
-        return Connection(
-            address, self._certificates, self._token, client_id=self.client_id, throttle_times=self.throttle_times
-        )
+        return Connection(address, self._certificates, self._token, client_id=self.client_id)
 
     @property
     def answering(self) -> Connection:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import grpc
 import grpc.aio
 
-from highwater.client.cluster.throttle import Throttle, ThrottleTimes
+from highwater.client.cluster.throttle import Throttle
 from highwater.client.cluster.tls import target
 from highwater.client.cluster.token import Token
 from highwater.client.exceptions import (
@@ -150,7 +150,7 @@ class RequestStream(Generic[RequestT, ResponseT]):
     ) -> None:
         self._call = call
         self._address = address
-        self._throttle = throttle or Throttle(ThrottleTimes())
+        self._throttle = throttle or Throttle()
         self._waiting: dict[int, _Waiting[ResponseT]] = {}
         self._outgoing: deque[RequestT] = deque()
         self._wake = asyncio.Event()
@@ -293,15 +293,13 @@ class Connection:
         token: Token | None = None,
         *,
         client_id: str = "",
-        throttle_times: ThrottleTimes | None = None,
     ) -> None:
         """`certificates`: those of a client that speaks TLS. `token`: that which every call carries."""
         self.address = address
         self._certificates = certificates
         self._token = token
         self._client_id = ((CLIENT_ID, quote(client_id)),) if client_id else ()
-        times = throttle_times or ThrottleTimes()
-        self.produce_throttle, self.fetch_throttle = Throttle(times), Throttle(times)
+        self.produce_throttle, self.fetch_throttle = Throttle(), Throttle()
         self._link: ReplaceableChannel | None = None
         self._stub: Any = None
         self._produce: RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse] | None = None

@@ -12,7 +12,6 @@ import pyarrow as pa
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.offset_lookup import lookup_offsets
-from highwater.client.cluster.throttle import ThrottleTime
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.cluster.token import client_token
@@ -264,11 +263,6 @@ class Consumer:
         added = [TopicPartition(topic, index) for index in range(self._subscribed[topic], total)]
         self._subscribed[topic] = total
         self._fetcher.add(self._new_buffer(partition, EARLIEST_TIMESTAMP) for partition in added)
-
-    @property
-    def throttle_time(self) -> ThrottleTime:
-        """The pauses that brokers have asked for, as a quota was exceeded. They are kept."""
-        return self._cluster.throttle_times.value
 
     def _check_running(self) -> None:
         self._cluster.check_process()

@@ -14,7 +14,6 @@ import pyarrow as pa
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.metadata import TopicInfo
-from highwater.client.cluster.throttle import ThrottleTime
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.cluster.token import client_token
@@ -206,11 +205,6 @@ class Producer:
         self._topics.clear()
         await self._sender.close(ClientClosedError("the producer was stopped before this record was acknowledged"))
         await self._cluster.close()
-
-    @property
-    def throttle_time(self) -> ThrottleTime:
-        """The pauses that brokers have asked for, as a quota was exceeded. They are kept."""
-        return self._cluster.throttle_times.value
 
     def unacknowledged(self, waiting: int = 0, refused: Collection[HighwaterError] = ()) -> Unacknowledged:
         """Records that were sent, are not acknowledged and that nobody was told of; beside so many that have not
