@@ -1,8 +1,9 @@
 """Traces of single requests. Spans are made by hand, and of sampled requests alone: of any other no object is made.
 
-Who begins a trace decides whether it is sampled, once: a client of the SDK. A request that is sampled carries a
-`traceparent` (W3C Trace Context), any other carries nothing; who gets one makes spans below it. What a process does not
-know about a trace costs it one look at an empty field.
+Who begins a trace decides whether it is sampled, once: a client of the SDK, or the application that uses it, where that
+is in a span of its own (`application_span`). A request that is sampled carries a `traceparent` (W3C Trace Context), any
+other carries nothing; who gets one makes spans below it. What a process does not know about a trace costs it one look
+at an empty field.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
+
+from highwater.telemetry.application_span import Parent
 
 DEFAULT_SAMPLE_RATIO = 0.01
 MAX_PARENTS = 16
@@ -84,14 +87,15 @@ class Tracer:
         self._exporter = exporter
         self._sample_ratio = sample_ratio
 
-    def samples(self) -> bool:
-        """Decides whether the request that begins now is traced."""
-        return random.random() < self._sample_ratio
+    def samples(self, parent: Parent | None = None) -> bool:
+        """Decides whether the request that begins now is traced: as its parent is, where it has one."""
+        return random.random() < self._sample_ratio if parent is None else parent.sampled
 
-    def begin(self, name: str, *, start_ns: int = 0, **attributes: Value) -> Span:
-        """The first span of a trace. `start_ns` 0: from now on."""
+    def begin(self, name: str, *, parent: Parent | None = None, start_ns: int = 0, **attributes: Value) -> Span:
+        """The first span of a trace, or of what is below `parent`. `start_ns` 0: from now on."""
+        trace_id, parent_id = (_random_id(16), b"") if parent is None else (parent.trace_id, parent.span_id)
         start_ns = start_ns or time.time_ns()
-        return Span(name, Kind.CLIENT, _random_id(16), b"", start_ns, self._exporter, dict(attributes))
+        return Span(name, Kind.CLIENT, trace_id, parent_id, start_ns, self._exporter, dict(attributes))
 
     def go_on(
         self, name: str, traceparent: str, *, start_ns: int = 0, kind: Kind = Kind.SERVER, **attributes: Value

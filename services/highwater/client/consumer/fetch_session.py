@@ -25,6 +25,7 @@ from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import error_names, from_proto
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.request_limits import MAX_WHOLE_FETCH
+from highwater.telemetry.application_span import Parent, no_span
 from highwater.telemetry.tracing import Span, Tracer
 from highwater.v1 import broker_pb2
 
@@ -85,8 +86,11 @@ class FetchSession:
         settings: FetcherSettings,
         on_answer: Callable[[FetchSession, broker_pb2.FetchResponse | HighwaterError], None],
         tracer: Tracer | None = None,
+        parent: Callable[[], Parent | None] = no_span,
     ) -> None:
+        """`parent` tells which span of the application's a request goes below."""
         self._tracer = tracer
+        self._parent = parent
         self._connection = connection
         self._settings = settings
         self._on_answer = on_answer
@@ -182,8 +186,8 @@ class FetchSession:
             place.fetch_offset < self._members[key].high_watermark for key, place in said.named.items()
         )
         span = None
-        if self._tracer is not None and self._tracer.samples():
-            span = self._tracer.begin("fetch", partitions=len(self._members), named=len(said.named))
+        if self._tracer is not None and self._tracer.samples(parent := self._parent()):
+            span = self._tracer.begin("fetch", parent=parent, partitions=len(self._members), named=len(said.named))
             message.traceparent = span.traceparent
         self._sent += 1
         request = _Request(self._sent, monotonic(), has_data_coming, span)

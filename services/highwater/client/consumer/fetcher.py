@@ -32,6 +32,7 @@ from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.supervision import TaskSupervisor
+from highwater.telemetry.application_span import Parent
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import broker_pb2
@@ -68,6 +69,7 @@ class Fetcher:
         # In the order of their turns. All that are ready are in it; those that are not any more, until they are met.
         self.statistics = ConsumerStatistics()
         self.ready: dict[TopicPartition, FetchBuffer] = {}
+        self.parent: Parent | None = None  # the application's span, while it waits for records
         self._cluster = cluster
         self._settings = settings
         self._on_change = on_change
@@ -96,6 +98,11 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.stop()
+
+    @property
+    def is_traced(self) -> bool:
+        """Tells whether its requests may have spans."""
+        return self._cluster.tracer is not None
 
     def wake(self) -> None:
         if self._running and not self._scheduled:
@@ -184,7 +191,7 @@ class Fetcher:
             for other in [other for other, session in self._sessions.items() if session.is_over]:
                 del self._sessions[other]
             found = self._sessions[connection] = FetchSession(
-                connection, self._settings, self._answered, self._cluster.tracer
+                connection, self._settings, self._answered, self._cluster.tracer, lambda: self.parent
             )
         return found
 

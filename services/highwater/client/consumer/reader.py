@@ -14,6 +14,7 @@ from highwater.client.consumer.fetcher import Fetcher
 from highwater.client.consumer.group_assignment import GroupAssignment
 from highwater.client.consumer.record_run import RecordRun
 from highwater.client.notebook import RowList
+from highwater.telemetry.application_span import application_span
 
 _IDLE_S = 3600.0  # of a loop without records, before it begins to wait anew
 
@@ -123,6 +124,16 @@ class Reader:
             group.poll_ended()
 
     async def _next_of_all(self, deadline: float) -> FetchBuffer | None:
+        fetcher = self._fetcher
+        if not fetcher.is_traced or (parent := application_span()) is None:
+            return await self._next_of_fetched(deadline)
+        fetcher.parent = parent
+        try:
+            return await self._next_of_fetched(deadline)
+        finally:
+            fetcher.parent = None
+
+    async def _next_of_fetched(self, deadline: float) -> FetchBuffer | None:
         self._fetcher.wake()
         await asyncio.sleep(0)
         while True:

@@ -20,6 +20,7 @@ from highwater.client.producer.partition_queue import PartitionQueue, ProducerBa
 from highwater.client.producer.partitioner import partition_for_key
 from highwater.records import RecordHeader
 from highwater.records.timestamps import MAX_TIMESTAMP_MS, writable
+from highwater.telemetry.application_span import Parent, no_span
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -116,6 +117,7 @@ class TopicAccumulator:
         "batch_format",
         "full_bytes",
         "name",
+        "parent",
         "partitions",
         "ratio",
         "sticky",
@@ -133,8 +135,11 @@ class TopicAccumulator:
         clock_ms: Callable[[], float],
         choose: Callable[[TopicAccumulator], int],
         wake: Callable[[PartitionAccumulator], None],
+        parent: Callable[[], Parent | None] = no_span,
     ) -> None:
+        """`parent` tells, once for each batch, in which span its first record is sent."""
         self.name = name
+        self.parent = parent
         self.batch_format = batch_format
         self.partitions: list[PartitionAccumulator] = []
         self.sticky = -1  # of keyless records; -1: chosen with the next one
@@ -208,7 +213,7 @@ class TopicAccumulator:
         batch = accumulator.open
         if type(batch) is not OpenBatch:
             accumulator.close()  # rows of tables that came before it
-            delivery = BatchDelivery(self.name, partition)
+            delivery = BatchDelivery(self.name, partition, self.parent())
             batch = accumulator.open = OpenBatch(delivery, self._clock_ms())
             self._wake(accumulator)
         memory.used_bytes += size

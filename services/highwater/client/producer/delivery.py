@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from highwater.client.exceptions import HighwaterError
+from highwater.telemetry.application_span import Parent
 
 
 class RecordMetadata(NamedTuple):
@@ -41,11 +42,22 @@ class BatchDelivery:
     A batch that was too large is split: it then has several parts, each with its first index and its base offset.
     """
 
-    __slots__ = ("_future", "_outstanding", "error", "failed_records", "partition", "parts", "retrieved", "topic")
+    __slots__ = (
+        "_future",
+        "_outstanding",
+        "error",
+        "failed_records",
+        "parent",
+        "partition",
+        "parts",
+        "retrieved",
+        "topic",
+    )
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, parent: Parent | None = None) -> None:
         self.topic = topic
         self.partition = partition
+        self.parent = parent  # the application's span when the batch was begun
         self.parts: list[tuple[int, int, int, int]] = []  # (first index, records, base offset, log append time or -1)
         self.error: HighwaterError | None = None
         self.failed_records = 0

@@ -1,4 +1,4 @@
-"""The spans of a produce request, which begin its trace."""
+"""The spans of a produce request, which begin its trace, or go on with the application's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from highwater.client.exceptions import HighwaterError
 from highwater.client.producer.accumulator import PartitionAccumulator
 from highwater.client.producer.partition_queue import ProducerBatch
 from highwater.rpc.errors import error_names
+from highwater.telemetry.application_span import Parent, parent_of_all
 from highwater.telemetry.tracing import Kind, Tracer
 from highwater.v1 import broker_pb2
+
+
+def produce_span(
+    tracer: Tracer,
+    message: broker_pb2.ProduceRequest,
+    batches: Sequence[tuple[PartitionAccumulator, ProducerBatch]],
+) -> ProduceSpan | None:
+    """None: the request is not traced."""
+    parent = parent_of_all(batch.delivery.parent for _, batch in batches)
+    return ProduceSpan(tracer, message, batches, parent) if tracer.samples(parent) else None
 
 
 class ProduceSpan:
@@ -24,6 +35,7 @@ class ProduceSpan:
         tracer: Tracer,
         message: broker_pb2.ProduceRequest,
         batches: Sequence[tuple[PartitionAccumulator, ProducerBatch]],
+        parent: Parent | None,
     ) -> None:
         now_ns = time_ns()
         waited_ms = monotonic() * 1000 - min(batch.created_ms for _, batch in batches)
@@ -31,6 +43,7 @@ class ProduceSpan:
         queue = batches[0][0].queue
         self._send = tracer.begin(
             "send",
+            parent=parent,
             start_ns=begun_ns,
             topic=queue.topic,  # and partition: the first of them
             partition=queue.partition,

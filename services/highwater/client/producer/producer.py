@@ -47,6 +47,7 @@ from highwater.client.producer.table_batches import (
     normalised,
 )
 from highwater.rpc.process import forking
+from highwater.telemetry.application_span import application_span, no_span
 
 # A tight loop of sends lets the event loop run once in so many records of a batch.
 _YIELD_MASK = 1023
@@ -464,6 +465,7 @@ class Producer:
             clock_ms=lambda: monotonic() * 1000,
             choose=self._choose_partition,
             wake=self._sender.activate,
+            parent=no_span if self._cluster.tracer is None else application_span,
         )
         self._add_partitions(accumulator, len(info.partitions))
         self._topics[info.topic] = accumulator

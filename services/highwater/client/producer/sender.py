@@ -29,7 +29,7 @@ from highwater.client.producer.buffer_memory import BufferMemory
 from highwater.client.producer.delivery import BatchDelivery, TablePart
 from highwater.client.producer.encoding import halve
 from highwater.client.producer.partition_queue import ProduceAnswer, ProducerBatch
-from highwater.client.producer.produce_span import ProduceSpan
+from highwater.client.producer.produce_span import ProduceSpan, produce_span
 from highwater.client.producer.statistics import ProducerStatistics
 from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
@@ -127,7 +127,7 @@ class Sender:
     def _own(self, accumulator: PartitionAccumulator, chunk: TableChunk) -> TablePart:
         """A batch of their own."""
         accumulator.close()
-        delivery = BatchDelivery(accumulator.topic.name, chunk.partition)
+        delivery = BatchDelivery(accumulator.topic.name, chunk.partition, accumulator.topic.parent())
         batch = ProducerBatch(delivery, chunk.records, self._now_ms(), charged_bytes=chunk.size_bytes)
         accumulator.queue.add(batch)
         self.encoder.encode_chunk(accumulator, batch, chunk)
@@ -140,7 +140,7 @@ class Sender:
         opened = accumulator.open
         if type(opened) is not OpenTable or opened.size_bytes + chunk.size_bytes > MOST_OF_BATCH * full_bytes:
             accumulator.close()
-            delivery = BatchDelivery(accumulator.topic.name, chunk.partition)
+            delivery = BatchDelivery(accumulator.topic.name, chunk.partition, accumulator.topic.parent())
             opened = accumulator.open = OpenTable(delivery, self._now_ms())
         part = TablePart(opened.delivery, opened.records, chunk.records)
         opened.add(chunk.rows(), chunk.size_bytes)
@@ -351,7 +351,7 @@ class Sender:
         sent_s = monotonic()
         self.statistics.sent([(batch.records, len(batch.payload or b"")) for _, batch in batches])
         tracer = self._cluster.tracer
-        span = ProduceSpan(tracer, message, batches) if tracer is not None and tracer.samples() else None
+        span = None if tracer is None else produce_span(tracer, message, batches)
         on_answer = partial(self._on_answer, batches, sent_s, span)
         connection.produce_stream().send(message, on_answer, partitions)
 
