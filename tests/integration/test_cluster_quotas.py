@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from time import monotonic
 
+import grpc.aio
 import pytest
 from replica_manager_cluster import eventually, rows
 from running_cluster import KEYS, Deployment, deployment, running_cluster
@@ -24,7 +25,7 @@ MEASURED_S = 10.0
 CHANGE_S = 1.0
 ANONYMOUS = "ANONYMOUS"
 CONFIGURED = (
-    *(ClientEntity(name) for name in (None, "limited", "reader", "deaf")),
+    *(ClientEntity(name) for name in (None, "limited", "reader", "deaf", "asking")),
     *(UserEntity(None), UserClientEntity(ANONYMOUS, "special")),
 )
 
@@ -209,3 +210,21 @@ async def test_a_client_that_does_not_pause_is_not_read(deployed: Deployment) ->
             call.cancel()
     assert rate < 1.2 * RATE
     assert not any(response.HasField("error") for response in answered)
+
+
+@pytest.mark.timeout(60)
+async def test_a_clients_other_calls_are_charged_as_well(deployed: Deployment) -> None:
+    await configure(deployed, ClientEntity("asking"), request_percentage=0.001)  # 10 µs a second
+    address = next(each.address for each in (await deployed.admin.describe_cluster()).brokers if each.broker_id == 1)
+    async with open_channel(address) as channel:
+        stub = broker_pb2_grpc.BrokerStub(channel)
+
+        async def refused() -> bool:
+            try:
+                await stub.Metadata(broker_pb2.MetadataRequest(), metadata=(("client-id", "asking"),), timeout=20)
+            except grpc.aio.AioRpcError as error:
+                return "THROTTLING_QUOTA_EXCEEDED" in (error.details() or "")
+            return False
+
+        await eventually(refused, "the client owes more than it may")
+        await stub.Metadata(broker_pb2.MetadataRequest(), metadata=(("client-id", "another"),), timeout=20)

@@ -23,6 +23,7 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.admission import quota_configs
 from highwater.replica_manager.admission.quota_configs import QuotaConfigs
+from highwater.replica_manager.admission.request_charges import RequestCharges
 from highwater.replica_manager.admission.throttling import Throttling
 from highwater.replica_manager.admission.unary_calls import Admission
 from highwater.replica_manager.broker_config import BrokerConfig
@@ -172,6 +173,10 @@ class ReplicaManagerService:
         self._identification = Identification(settings, self.authorization)
         trusted = settings.internal_listener if len(settings.listeners) > 1 else ""
         admission = Admission(settings.connections_max_calls_per_second, self._counted.refused_calls["rate"].inc)
+        self._throttling = Throttling(
+            throttled=self._counted.throttled, refused=self._counted.refused_calls["quota"].inc
+        )
+        charged = RequestCharges(self._throttling)
         measured_calls = MeasuredCalls(self._counted.requests, MEASURED_BY_PHASE)
         self.servers = ListenerServers(
             settings.listeners,
@@ -183,7 +188,7 @@ class ReplicaManagerService:
             interceptors=lambda name: [
                 *self._identification.interceptors(name),
                 measured_calls,
-                *(() if name == trusted else (admission,)),
+                *(() if name == trusted else (charged, admission)),
             ],
         )
         self.liveness = Liveness(
@@ -230,9 +235,6 @@ class ReplicaManagerService:
             max_bytes=settings.queued_max_request_bytes,
             tracer=self._tracer,
             traced=traced,
-        )
-        self._throttling = Throttling(
-            throttled=self._counted.throttled, refused=self._counted.refused_calls["quota"].inc
         )
         self.configs.view.subscribe(
             QuotaConfigs(settings.broker_id, self._throttling, self.replica_manager.replication_rates_changed),
@@ -282,7 +284,9 @@ class ReplicaManagerService:
                 replica_manager.metadata.partition_count,
             )
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
-            GroupServicer(self.group_coordinator, Listener(name, internal), self.authorization).add_to(server)
+            GroupServicer(
+                self.group_coordinator, Listener(name, internal), self.authorization, self._throttling
+            ).add_to(server)
         ReplicaControlServicer(replica_manager, self.control, self.config).add_to(self.servers[internal].grpc)
         self._count()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)

@@ -129,9 +129,10 @@ class CallCharges:
         """Tells whether there may be anything to wait for in `pause`."""
         return self._until_s > 0
 
-    async def pause(self) -> None:
-        """Returns when the pause is over, or what was owed is paid at a quota that has changed."""
+    async def pause(self, most_s: float = MAX_THROTTLE_S) -> None:
+        """Returns when the pause is over, or what was owed is paid at a quota that has changed; after `most_s`."""
         throttling = self._throttling
+        self._until_s = min(self._until_s, throttling.clock_s() + most_s)
         while (left_s := self._until_s - throttling.clock_s()) > 0:
             await throttling.await_change(left_s)
             now_s = throttling.clock_s()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import grpc.aio
 
 from highwater.groups import requests as req
+from highwater.replica_manager.admission.throttling import Throttling
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
 from highwater.replica_manager.server import group_messages as wire
 from highwater.replica_manager.server.group_session import GroupSession
@@ -33,8 +34,13 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     """Of one listener, whose addresses are in the answers."""
 
     def __init__(
-        self, coordinator: GroupCoordinator, listener: Listener, authorization: Authorization | None = None
+        self,
+        coordinator: GroupCoordinator,
+        listener: Listener,
+        authorization: Authorization | None = None,
+        throttling: Throttling | None = None,
     ) -> None:
+        self._throttling = throttling or Throttling()
         self._coordinator = coordinator
         self._listener = listener
         self._authorization = authorization
@@ -73,7 +79,12 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[group_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[group_pb2.SessionResponse]:
-        session = GroupSession(self._coordinator, (context.peer() or "")[:LONGEST_HOST], self._access(context))
+        session = GroupSession(
+            self._coordinator,
+            (context.peer() or "")[:LONGEST_HOST],
+            self._access(context),
+            self._throttling.of(context),
+        )
         forget = self._authorization.on_change(session.access_changed) if self._authorization is not None else None
         reading = asyncio.create_task(session.read(request_iterator), name="group-session")
 

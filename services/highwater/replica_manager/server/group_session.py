@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from time import thread_time
 
 from highwater.errors import ErrorCode
 from highwater.groups.requests import Heartbeat, Refusal, SessionAnswer
+from highwater.quotas.client_quotas import Quota
+from highwater.replica_manager.admission.throttling import CallCharges
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
 from highwater.replica_manager.groups.member_streams import MemberStream
 from highwater.replica_manager.server import group_messages as wire
@@ -16,11 +19,21 @@ from highwater.security.access import Access
 from highwater.security.acls import Operation, ResourceType
 from highwater.v1 import group_pb2
 
+MOST_OF_SESSION = 0.1
+"""Of a session's timeout: a member that exceeds a quota is not read for so long, or it would be taken for lost."""
+
 
 class GroupSession:
     """A sign of life costs no task and no answer: it is read, and handed to the shard."""
 
-    def __init__(self, coordinator: GroupCoordinator, client_host: str, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        client_host: str,
+        access: Access | None = None,
+        charges: CallCharges | None = None,
+    ) -> None:
+        self._charges = charges
         self._coordinator = coordinator
         self._access = access
         self._topics: tuple[str, ...] = ()  # that the member names, where somebody is asked whether it may
@@ -39,7 +52,15 @@ class GroupSession:
             async for request in requests:
                 if self._stream.ended:
                     return
+                charges = self._charges
+                if charges is None or not charges.may_apply:
+                    self._heard(request)
+                    continue
+                begun_s = thread_time()
                 self._heard(request)
+                charges.charge(Quota.REQUEST, "", thread_time() - begun_s)
+                if charges.pausing:
+                    await charges.pause(self._coordinator.config.session_timeout_ms / 1000 * MOST_OF_SESSION)
         finally:
             self.close()
 
@@ -48,7 +69,14 @@ class GroupSession:
         while True:
             answer = self._stream.take()
             if answer is not None:
-                yield self._response(answer)
+                charges = self._charges
+                if charges is None or not charges.may_apply:
+                    yield self._response(answer)
+                    continue
+                begun_s = thread_time()
+                response = self._response(answer)
+                charges.charge(Quota.REQUEST, "", thread_time() - begun_s)  # who reads pauses for it
+                yield response
             elif self._stream.ended:
                 return
             else:
