@@ -350,6 +350,10 @@ class ReplicaFetcher:
         if self._held_back is None:
             self._let_go_in(held_back_ms)
 
+    @property
+    def held_back(self) -> list[PartitionKey]:
+        return list(self._throttled)
+
     def _let_go_in(self, held_back_ms: int) -> None:
         pause_s = min(max(held_back_ms / 1000, SHORTEST_HOLD_S), LONGEST_HOLD_S)
         self._held_back = asyncio.get_running_loop().call_later(pause_s, self._let_go)

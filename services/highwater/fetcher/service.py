@@ -29,6 +29,7 @@ from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
 from highwater.supervision import TaskSupervisor
+from highwater.telemetry.by_topic import partitions_by_topic
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
@@ -151,6 +152,12 @@ class FetcherService:
                 ("topic", "partition"),
                 self._lags,
             )
+        self._metrics.read_gauge(
+            "held_back_partitions",
+            "Partitions of which nothing is fetched now: follower.replication.throttled.rate",
+            ("topic",),
+            self._held_back_by_topic,
+        )
         self._counted.held_bytes.set_function(lambda: self._budget.held)
         fetcher_pb2_grpc.add_FetcherServicer_to_server(
             FetcherServicer(self._settings.broker_id, self.manager), self._server.grpc
@@ -166,6 +173,11 @@ class FetcherService:
     def _in_state(self, state: FollowerState) -> float:
         followers = list(self.manager.followers.values())
         return float(sum(1 for follower in politely(followers) if follower.state is state))
+
+    def _held_back_by_topic(self) -> Iterator[tuple[Sequence[str], float]]:
+        followers = self.manager.followers
+        held = (followers.get(key) for each in list(self.manager.fetchers.values()) for key in each.held_back)
+        return partitions_by_topic(follower.topic for follower in held if follower is not None)
 
     def _lags(self) -> Iterator[tuple[Sequence[str], float]]:
         some = list(self.manager.followers.values())[: self._settings.metrics_partitions]

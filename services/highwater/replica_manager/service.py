@@ -42,7 +42,7 @@ from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.partition.actions import PartitionSettings
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
-from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics, export_traffic
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics, export_throttles, export_traffic
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
@@ -337,6 +337,7 @@ class ReplicaManagerService:
             led(lambda each: len(each.proposals.committed.state.isr) == each.min_insync_replicas)
         )
         export_traffic(self._metrics, self._traffic)
+        export_throttles(self._metrics, self._throttling.callers.values, replica_manager.held_back_by_topic)
         counted.state.set_function(self._broker_state)
         counted.ready.set_function(lambda: self.readiness.ready)
         counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)

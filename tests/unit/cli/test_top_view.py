@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client import generate_latest
 from rich.console import Console
 
 from highwater.cli.groups.lag_rounds import Lag, Round
+from highwater.cli.watching import top
 from highwater.cli.watching.exposition import NotServedError, Sample, local_addresses, parse, scrape
 from highwater.cli.watching.top_drawing import drawn
 from highwater.cli.watching.top_view import PREFIX, Look, view
@@ -136,3 +138,51 @@ def test_a_page_is_drawn_with_units_and_notes() -> None:
     assert "2.5 MB" in text
     assert "3 topics, 5 partitions: 0 without a leader, 1 under-replicated" in text
     assert "\x1b[31mgone" not in text
+
+
+def paused(value: float, client: str, quota: str = "producer_byte_rate") -> Sample:
+    labels = {"quota": quota, "user": "anna", "client": client}
+    return Sample(f"{PREFIX}caller_throttle_seconds_total", labels, value)
+
+
+def held_back(count: float, topic: str, service: str = "replica_manager") -> Sample:
+    return Sample(f"highwater_{service}_held_back_partitions", {"topic": topic}, count)
+
+
+def test_what_is_throttled_is_told_by_caller_and_by_topic() -> None:
+    before = Look(10.0, CLUSTER, {1: [paused(5, "app"), paused(7, "idle")], 2: [paused(9, "app")]})
+    now = Look(
+        12.0,
+        CLUSTER,
+        {
+            1: [paused(6, "app"), paused(7, "idle"), paused(1, "new", "request_percentage"), held_back(3, "t")],
+            2: [paused(0.5, "app"), held_back(4, "t", "fetcher"), held_back(0, "u", "fetcher")],
+        },
+    )
+    page = view(before, now, most=10)
+    assert [(row.throttle, row.client, row.topic, row.paused, row.partitions) for row in page.throttles] == [
+        ("producer_byte_rate", "app", "", 0.75, None),  # 1 s on one broker, and 0.5 s on one that began anew
+        ("request_percentage", "new", "", 0.5, None),
+        ("follower replication", "", "t", None, 4),
+        ("leader replication", "", "t", None, 3),
+    ]
+    console = Console(file=io.StringIO(), width=150)
+    console.print(drawn(page))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "throttled by" in text
+    assert "75%" in text
+    assert "anna" in text
+    assert view(before, now, most=1).more_throttles == 3
+    console = Console(file=io.StringIO(), width=150)
+    console.print(drawn(view(now, now, most=10)))
+    assert "throttled by" in console.file.getvalue()  # type: ignore[attr-defined]  # replication still is
+    console = Console(file=io.StringIO(), width=150)
+    console.print(drawn(view(before, before, most=10)))
+    assert "throttled by" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_metrics_of_both_services_of_a_broker_are_looked_at(tmp_path: Path) -> None:
+    metrics = {"replica-manager-1": "a:1", "fetcher-1": "a:2", "log-storage-1": "a:3", "replica-manager-2": "a:4"}
+    (tmp_path / "cluster.json").write_text(json.dumps({"bootstrap": "here:1", "metrics": metrics}))
+    assert top._found([], tmp_path, "here:1")[0] == {1: ["a:1", "a:2"], 2: ["a:4"]}
+    assert top._found(["1=a:1", "1=a:2"], tmp_path, "here:1")[0] == {1: ["a:1", "a:2"]}

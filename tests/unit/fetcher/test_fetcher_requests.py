@@ -109,6 +109,7 @@ async def test_what_is_held_back_is_looked_at_in_parts(
         one.fenced(FenceAnswer(one.generation, "ls", LogState(END, 5, 0, END)), 0)
         fetcher.add(one)
     assert fetcher._next_request(3) is None
+    assert set(fetcher.held_back) == {KEY, *keys}
     looks = []
     for _ in range(4):
         throttle.asked.clear()

@@ -120,3 +120,11 @@ async def test_a_rate_that_is_taken_away_lets_go_of_all(monkeypatch: pytest.Monk
         told |= {part.key.partition for part in answer.results if part.pieces}
         assert answer.throttle_s == 0
     assert told == set(range(10))
+
+
+async def test_what_is_held_back_is_told_by_topic_while_there_is_a_throttle() -> None:
+    leader = ThrottlingLeader(30)
+    await leader.names_all(30)
+    assert list(leader.replica_manager.held_back_by_topic()) == [(("t",), 30.0)]
+    leader.rate(None)
+    assert not list(leader.replica_manager.held_back_by_topic())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,22 +26,28 @@ MOST_ENDS = 2_000  # partitions whose ends are asked for, where there are no met
 LOOK_S = 10.0  # for one look
 
 
+Addresses = Mapping[int, Sequence[str]]
+
+
 def top(
     interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, help="between two looks")] = 2.0,
     rows: Annotated[int, typer.Option(min=1, max=1000, help="topics, and groups, that are shown")] = 10,
     once: Annotated[bool, typer.Option("--once", help="print one page, of two looks, and end")] = False,
     metrics: Annotated[
         list[str] | None,
-        typer.Option(metavar="BROKER=HOST:PORT", help="a replica-manager's metrics.listen; may be repeated"),
+        typer.Option(
+            metavar="BROKER=HOST:PORT", help="metrics.listen of a replica-manager or a fetcher; may be repeated"
+        ),
     ] = None,
     data: DataDirectory = DATA,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     json: AsJson = False,
 ) -> None:
-    """Show brokers, the hottest topics and the lag of groups, until Ctrl-C.
+    """Show brokers, the hottest topics, the lag of groups and what is throttled, until Ctrl-C.
 
-    Traffic is known by the metrics of replica-managers: those of the `highwater up` in --data, or those that --metrics
-    names. Without any, topics are ranked by records a second, from the ends of their logs."""
+    Traffic and throttles are known by the metrics of replica-managers, and of fetchers those of followers: of the
+    `highwater up` in --data, or those that --metrics names. Without any, topics are ranked by records a second, from
+    the ends of their logs."""
     addresses, bootstrap = _found(metrics or [], data, bootstrap)
     if once or json:
         page = asyncio.run(_page(bootstrap, addresses, interval, rows))
@@ -55,12 +61,12 @@ def top(
     asyncio.run(_live(bootstrap, addresses, interval, rows))
 
 
-def _found(given: list[str], data: Path, bootstrap: str) -> tuple[dict[int, str], str]:
-    """The addresses of replica-managers' metrics, by broker, and a bootstrap."""
+def _found(given: list[str], data: Path, bootstrap: str) -> tuple[Addresses, str]:
+    """The addresses of replica-managers' and fetchers' metrics, by broker, and a bootstrap."""
     from highwater.cli.watching.exposition import local_addresses, local_cluster
 
     if given:
-        return dict(map(_named, given)), bootstrap
+        return _together(map(_named, given)), bootstrap
     try:
         told = local_cluster(data)
         if bootstrap == DEFAULT_BOOTSTRAP:
@@ -72,8 +78,15 @@ def _found(given: list[str], data: Path, bootstrap: str) -> tuple[dict[int, str]
         if data != DATA:
             raise
         return {}, bootstrap
-    managers = (name for name in addresses if name.startswith("replica-manager-"))
-    return {int(name.rpartition("-")[2]): addresses[name] for name in managers}, bootstrap
+    wanted = (name for name in addresses if name.startswith(("replica-manager-", "fetcher-")))
+    return _together((int(name.rpartition("-")[2]), addresses[name]) for name in wanted), bootstrap
+
+
+def _together(named: Iterable[tuple[int, str]]) -> Addresses:
+    together: dict[int, list[str]] = {}
+    for broker, address in named:
+        together.setdefault(broker, []).append(address)
+    return together
 
 
 def _named(text: str) -> tuple[int, str]:
@@ -83,13 +96,13 @@ def _named(text: str) -> tuple[int, str]:
     return int(broker), address
 
 
-async def _page(bootstrap: str, addresses: Mapping[int, str], interval_s: float, most: int) -> View:
+async def _page(bootstrap: str, addresses: Addresses, interval_s: float, most: int) -> View:
     async for page in _pages(bootstrap, addresses, interval_s, most):
         return page
     raise AssertionError("there are pages without end")
 
 
-async def _live(bootstrap: str, addresses: Mapping[int, str], interval_s: float, most: int) -> None:
+async def _live(bootstrap: str, addresses: Addresses, interval_s: float, most: int) -> None:
     from rich.live import Live
 
     from highwater.cli.watching.top_drawing import drawn
@@ -99,7 +112,7 @@ async def _live(bootstrap: str, addresses: Mapping[int, str], interval_s: float,
             live.update(drawn(page), refresh=True)
 
 
-async def _pages(bootstrap: str, addresses: Mapping[int, str], interval_s: float, most: int) -> AsyncIterator[View]:
+async def _pages(bootstrap: str, addresses: Addresses, interval_s: float, most: int) -> AsyncIterator[View]:
     """One after each interval, without end. Raises `HighwaterError` where there is no cluster at first."""
     from highwater.cli.groups.lag_rounds import LagRounds
     from highwater.cli.watching.top_view import view
@@ -115,7 +128,7 @@ async def _pages(bootstrap: str, addresses: Mapping[int, str], interval_s: float
             before = now
 
 
-async def _look(admin: Admin, rounds: LagRounds, addresses: Mapping[int, str], clock_s: Callable[[], float]) -> Look:
+async def _look(admin: Admin, rounds: LagRounds, addresses: Addresses, clock_s: Callable[[], float]) -> Look:
     """A look at the cluster; a note says what could not be found out within `LOOK_S`. Its cost does not grow with the
     partitions, but for those of groups, up to `MOST_LAGS`, and for `MOST_ENDS` where there are no metrics."""
     from highwater.cli.watching.top_view import Look
@@ -139,7 +152,7 @@ async def _look(admin: Admin, rounds: LagRounds, addresses: Mapping[int, str], c
     return Look(at_s, cluster, metrics, ends, lags, notes)
 
 
-async def _metrics(addresses: Mapping[int, str], notes: list[str]) -> dict[int, list[Sample]]:
+async def _metrics(addresses: Addresses, notes: list[str]) -> dict[int, list[Sample]]:
     """By broker id."""
     from highwater.cli.watching.exposition import NotServedError, parse, scrape
 
@@ -150,8 +163,12 @@ async def _metrics(addresses: Mapping[int, str], notes: list[str]) -> dict[int, 
             notes.append(f"broker {broker}: {error}")
             return broker, []
 
-    answers = await asyncio.gather(*(of(broker, address) for broker, address in addresses.items()))
-    return {broker: samples for broker, samples in answers if samples}
+    answers = await asyncio.gather(*(of(broker, address) for broker, each in addresses.items() for address in each))
+    together: dict[int, list[Sample]] = {}
+    for broker, samples in answers:
+        if samples:
+            together.setdefault(broker, []).extend(samples)
+    return together
 
 
 async def _ends(admin: Admin, notes: list[str]) -> dict[str, int]:

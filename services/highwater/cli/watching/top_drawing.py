@@ -13,6 +13,8 @@ from highwater.cli.watching.top_view import View
 from highwater.console.counted import counted
 from highwater.console.record_text import escaped_text
 
+_WORDS = ("address", "state", "user", "client", "topic")
+
 
 def drawn(page: View) -> RenderableType:
     cluster = page.cluster
@@ -54,18 +56,33 @@ def drawn(page: View) -> RenderableType:
             [[row.group, row.members, f"{row.lag:,}", f"{row.lag_s:,.1f}"] for row in page.groups],
             more=page.more_groups,
         ),
+        *([_throttled(page)] if page.throttles else []),
         *(Text(escaped_text(note), style="yellow") for note in page.notes),
     ]
     return Group(*parts)
+
+
+def _throttled(page: View) -> Table:
+    return _table(
+        ["throttled by", "user", "client", "topic", "told to pause", "partitions held back"],
+        [
+            [
+                row.throttle,
+                *(name or None for name in (row.user, row.client, row.topic)),
+                None if row.paused is None else f"{row.paused:.0%}",
+                row.partitions,
+            ]
+            for row in page.throttles
+        ],
+        more=page.more_throttles,
+    )
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, more: int = 0) -> Table:
     table = Table(header_style="bold", caption=f"and {more} more" if more else None, caption_justify="left")
     for index, column in enumerate(columns):
         named = index == 0 and column != "broker"
-        table.add_column(
-            column, justify="left" if named or column in ("address", "state") else "right", overflow="fold"
-        )
+        table.add_column(column, justify="left" if named or column in _WORDS else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text("–" if cell is None else escaped_text(str(cell))) for cell in row))
     return table

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from highwater.client import ClusterDescription
 
 PREFIX = "highwater_replica_manager_"
+_FETCHER_PREFIX = "highwater_fetcher_"
+_HELD_BACK = "held_back_partitions"
+_CALLERS = f"{PREFIX}caller_throttle_seconds_total"
 # Kafka's numbers.
 _STATES = {0: "not running", 1: "starting", 2: "recovery", 3: "running", 6: "shutting down", 7: "stopping"}
 
 
 @dataclass(frozen=True)
 class Look:
-    """All that is known of a cluster at one time. `metrics` are replica-managers', by broker id, where they are
-    known."""
+    """All that is known of a cluster at one time. `metrics` are replica-managers' and fetchers', by broker id, where
+    they are known."""
 
     at_s: float
     cluster: ClusterDescription
@@ -61,28 +64,46 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
+class ThrottleRow:
+    """What is throttled now. Of a quota `paused` is the share of time for which its callers are told to pause, over all
+    brokers; of replication `partitions` are those that are held back."""
+
+    throttle: str  # a quota, "leader replication" or "follower replication"
+    user: str
+    client: str
+    topic: str
+    paused: float | None
+    partitions: int | None
+
+
+@dataclass(frozen=True)
 class View:
     cluster: ClusterDescription
     brokers: Sequence[BrokerRow]
     topics: Sequence[TopicRow]  # the hottest first
     groups: Sequence[GroupRow]  # those that lag most first
+    throttles: Sequence[ThrottleRow]
     more_topics: int
     more_groups: int
+    more_throttles: int
     notes: Sequence[str]
 
 
 def view(before: Look, now: Look, *, most: int) -> View:
-    """`most`: of the topics and of the groups that are shown."""
+    """`most`: of the topics, the groups and the throttles that are shown."""
     seconds = max(now.at_s - before.at_s, 1e-3)
     topics = _topics(before, now, seconds)
     groups = _groups(now.lags)
+    throttles = _throttles(before, now, seconds)
     return View(
         now.cluster,
         _brokers(before, now, seconds),
         topics[:most],
         groups[:most],
+        throttles[:most],
         max(len(topics) - most, 0),
         max(len(groups) - most, 0),
+        max(len(throttles) - most, 0),
         now.notes,
     )
 
@@ -163,6 +184,31 @@ def _of_topics(samples: Iterable[Sample]) -> list[tuple[tuple[str, str], float]]
         full = f"{PREFIX}topic_{name}_total"
         found += [((each.labels.get("topic", ""), name), each.value) for each in samples if each.name == full]
     return found
+
+
+def _throttles(before: Look, now: Look, seconds: float) -> list[ThrottleRow]:
+    """The quotas that hold most up first, then replication, by the partitions that are held back."""
+    paused: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    held: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for broker, samples in now.metrics.items():
+        then = {_caller(each): each.value for each in before.metrics.get(broker, ()) if each.name == _CALLERS}
+        for each in samples:
+            if each.name == _CALLERS and broker in before.metrics:
+                earlier = then.get(_caller(each), 0.0)
+                paused[_caller(each)] += (each.value - earlier if each.value >= earlier else each.value) / seconds
+            for prefix, throttle in ((PREFIX, "leader replication"), (_FETCHER_PREFIX, "follower replication")):
+                if each.name == prefix + _HELD_BACK:
+                    held[throttle, each.labels.get("topic", "")] += each.value
+    quotas = [ThrottleRow(quota, user, client, "", rate, None) for (quota, user, client), rate in paused.items()]
+    copies = [ThrottleRow(throttle, "", "", topic, None, int(count)) for (throttle, topic), count in held.items()]
+    return [
+        *sorted((row for row in quotas if row.paused), key=lambda row: (-(row.paused or 0), row.user, row.client)),
+        *sorted((row for row in copies if row.partitions), key=lambda row: (-(row.partitions or 0), row.topic)),
+    ]
+
+
+def _caller(sample: Sample) -> tuple[str, str, str]:
+    return sample.labels.get("quota", ""), sample.labels.get("user", ""), sample.labels.get("client", "")
 
 
 def _groups(lags: Round | None) -> list[GroupRow]:

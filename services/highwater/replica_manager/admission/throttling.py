@@ -19,6 +19,7 @@ import grpc.aio
 
 from highwater.configuration.entities import MAX_NAME
 from highwater.quotas.client_quotas import Caller, ClientQuotas, Entity, Quota
+from highwater.quotas.throttled_callers import ThrottledCallers
 from highwater.security.principal import principal_of
 
 MAX_THROTTLE_S = 10.0
@@ -41,6 +42,7 @@ class Throttling:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.quotas = ClientQuotas()
+        self.callers = ThrottledCallers()
         self.throttled = throttled
         self.refused = refused
         self.clock_s = clock_s
@@ -93,6 +95,7 @@ class CallCharges:
             self._owing[quota] = caller
             self._until_s = max(self._until_s, now_s + owed_s)
             throttling.throttled(quota, owed_s)
+            throttling.callers.add(quota, caller, owed_s, now_s)
 
     def is_over(self, quota: Quota, client_id: str, most_s: float = MAX_THROTTLE_S) -> bool:
         """Tells whether more is owed than may be: nothing may be added to it, and there is a pause."""

@@ -6,6 +6,7 @@ from highwater.quotas.client_quotas import Quota
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
 from highwater.telemetry.metrics import LATENCY_BUCKETS_S, Metrics
 from highwater.telemetry.request_times import RequestMetrics
+from highwater.telemetry.tallies import Reader
 
 
 class ReplicaManagerMetrics:
@@ -81,4 +82,17 @@ def export_traffic(metrics: Metrics, traffic: TopicTraffic) -> None:
     )
     metrics.read_counter(
         "topic_failed_fetches", "Fetched partitions refused", by_topic, lambda: for_each("failed_fetches")
+    )
+
+
+def export_throttles(metrics: Metrics, callers: Reader, held_back: Reader) -> None:
+    """By caller, and by topic: of a bounded number of either."""
+    metrics.read_counter(
+        "caller_throttle_seconds", "Time that a user's client was told to pause", ("quota", "user", "client"), callers
+    )
+    metrics.read_gauge(
+        "held_back_partitions",
+        "Partitions led here of which followers get nothing: leader.replication.throttled.rate",
+        ("topic",),
+        held_back,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from logging import INFO
 
 from highwater.errors import ErrorCode
@@ -33,6 +33,7 @@ from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.supervision import TaskSupervisor
+from highwater.telemetry.by_topic import partitions_by_topic
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
 
@@ -138,6 +139,13 @@ class ReplicaManager:
             message_max_bytes=self.message_max_bytes,
             cleanup_policy=self._cleanup_policy,
         )
+
+    def held_back_by_topic(self) -> Iterator[tuple[Sequence[str], float]]:
+        """The partitions led here of which a follower gets nothing for the throttle, by topic. For another thread."""
+        if self.leader_quota.rate is None:
+            return iter(())
+        found = (self.hosted.get(key) for key in self.purgatory.sessions.held_back())
+        return partitions_by_topic(hosted.topic for hosted in found if hosted is not None)
 
     def replication_rates_changed(self, rates: Rates) -> None:
         """The rates at which this broker replicates what is throttled (RULES 4.14)."""

@@ -5,10 +5,11 @@ Pure. A session asks for a partition until it is answered or forgets it, over as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from highwater.model.partition import PartitionKey
+from highwater.telemetry.politely import politely
 
 
 class SessionWait(Protocol):
@@ -25,6 +26,9 @@ class SessionWait(Protocol):
 
     def log_start_raised(self, key: PartitionKey) -> None:
         """Followers are told at once, that they may follow it, and consumers whose offset is gone."""
+
+    def held_back(self) -> Iterable[PartitionKey]:
+        """Those of which it gets nothing now for a throttle (RULES 4.14)."""
 
 
 _NOBODY: tuple[SessionWait, ...] = ()
@@ -59,6 +63,12 @@ class SessionWaits:
             sessions.pop(session, None)
             if not sessions:
                 del self._by_key[key]
+
+    def held_back(self) -> Iterator[PartitionKey]:
+        """Of all sessions; may be called from another thread."""
+        sessions = {session for each in politely(list(self._by_key.values())) for session in list(each)}
+        for session in sessions:
+            yield from session.held_back()
 
     def of(self, key: PartitionKey) -> Iterable[SessionWait]:
         """Those that ask for it now; what they are told may change that."""

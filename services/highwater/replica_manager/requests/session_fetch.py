@@ -123,6 +123,9 @@ class SessionFetch:
             self._forget(key)
         self._role.closed()
 
+    def held_back(self) -> Iterable[PartitionKey]:
+        return list(self._held)
+
     # What partitions tell
 
     def grown(self, key: PartitionKey, end_offset: int, size_bytes: int) -> None:
