@@ -21,6 +21,8 @@ otherwise; ISR proposals and reads wait for the scenario.
     requests broker=2 for=20s [session=7]        its requests, one each 500 ms, say nothing of the partition
     forget broker=2 [session=7]                  a request forgets it
     open broker=2 session=7 [broker-epoch=102]   a stream of it opens; `close`: closes
+    throttle rate=100 replicas=0:1               of what this leader sends, bytes a second; `none`, and `*` for all
+    send broker=2 bytes=500 [session=2]          batches to a follower, or what they wait for
     register broker=2 epoch=202 | unregister broker=2 | shutting-down broker=2
     consume at=10 [epoch=5] | latest | epoch-end 3
     tick 10s                                     time passes, 100 ms at a time
@@ -40,6 +42,8 @@ Lines that begin with `=` start anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+from throttle import Throttle
 
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import PartitionState, VersionedState
@@ -114,6 +118,7 @@ class Runner:
         self.log_end = self.log_start = self.log_high_watermark = 0
         self.in_flight: WriteIsr | None = None
         self.unknown: list[WriteIsr] = []
+        self.throttle = Throttle(self)
         self.produces: ProducePurgatory[tuple[str, int, int]] = ProducePurgatory(100)
         self.high_watermark = 0  # and leader epoch, as they were after the last command
         self.leader_epoch = -1
@@ -338,6 +343,12 @@ class Runner:
 
     def do_close(self, broker: str, session: str = "1") -> None:
         self.carry_out(self.partition.session_closed(self.sessions[int(broker), int(session)], self.now_ms))
+
+    def do_throttle(self, rate: str, replicas: str) -> None:
+        self.throttle.configure(rate, replicas)
+
+    def do_send(self, broker: str, session: str = "1", **size: str) -> None:
+        self.output.append(self.throttle.send(KEY, self.sessions[int(broker), int(session)], int(size["bytes"])))
 
     def do_register(self, broker: str, epoch: str) -> None:
         self.epochs_of_brokers[int(broker)] = int(epoch)

@@ -1,4 +1,5 @@
-"""The rate of replication that is throttled, of one broker: what it sends as leader, or what it copies as follower."""
+"""The rate of replication that is throttled, of one broker (RULES 4.14): what it sends as leader, or what it copies as
+follower."""
 
 from __future__ import annotations
 
