@@ -146,3 +146,11 @@ def unclean_across_gaps(settings: Settings) -> None:
     settings.loss = settings.stream_break = 0.0
     settings.slow, settings.slow_ms = 0.2, 200
     weights(settings, strand=1, kill_manager=0.05, prefer_leaders=0.1)
+
+
+def throttled(settings: Settings) -> None:
+    three(settings)
+    settings.previous_version = frozenset()
+    settings.produce_gap_ms, settings.outage_ms = 80, 1500
+    settings.partition = replace(settings.partition, replica_lag_time_max_ms=1000)
+    weights(settings, throttle=1, pause_fetcher=1, kill_broker=1, kill_storage=0.3, prefer_leaders=0.3)

@@ -422,6 +422,9 @@ class Faults:
             self._say("configuration", entry.key[1], changed)
             world.etcd.txn(world.admin, (), (Put(entry.key, changed),))
 
+    def _throttle(self) -> None:
+        self._world.throttles.change()
+
     def _late_writes(self) -> None:
         etcd, before = self._world.etcd, self._world.settings.late
         self._say("late writes")

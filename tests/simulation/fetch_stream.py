@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
@@ -16,11 +17,11 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.requests.fetch import FetchParams, FetchRead
 from highwater.replica_manager.requests.session_fetch import SessionFetch
-from highwater.replica_manager.requests.session_roles import ReplicaRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
 from highwater.replica_manager.responses.response_reads import PartRead
 
 from .scheduler import Future, Process
+from .throttles import CheckedRole
 
 if TYPE_CHECKING:
     from .network import Stream
@@ -71,6 +72,7 @@ class FetchStreamServer:
         self._answer = answer  # the client's, by the stream
         self._session: FetchSession | None = None
         self._incremental: SessionFetch | None = None
+        self._role: CheckedRole | None = None
         self._waiting: deque[tuple[int, FetchParams]] = deque()
         self._answering: FetchParams | None = None
         self._ended = False
@@ -91,8 +93,8 @@ class FetchStreamServer:
             self._session = replica_manager.sessions.open(broker_id, broker_epoch, 0)
             replica_manager.session_opened(self._session)
             if incremental and self.owner.incremental:
-                role = ReplicaRole(replica_manager, self._session, self.owner.fetch_handler.note_place)
-                self._incremental = SessionFetch(replica_manager, role, self._read_places, max_bytes=100)
+                self._role = CheckedRole(self.owner, self._session, self.owner.fetch_handler.note_place)
+                self._incremental = SessionFetch(replica_manager, self._role, self._read_places, max_bytes=100)
         if not replica_manager.sessions.is_newest(self._session):
             self._end()
             return
@@ -134,14 +136,17 @@ class FetchStreamServer:
             self._answering = params
             if self._waiting:
                 params.wait.end()
-            more = False
-            if self._incremental is not None:
-                results, more, _ = await self._incremental.answer(params)  # nothing is throttled here
+            more, throttle_s = False, 0.0
+            if self._incremental is not None and self._role is not None:
+                results, more, throttle_s = await self._incremental.answer(params)
+                self._role.check(self._incremental)
             else:
                 results = await self._results(params)
             self._answering = None
             if self.stream is not None:
-                self.stream.to_client(self._answer, number, results, self._incremental is not None, more)
+                self.stream.to_client(
+                    self._answer, number, results, self._incremental is not None, more, ceil(1000 * throttle_s)
+                )
 
     async def _read_places(self, reads: Sequence[PartRead]) -> list[tuple[FetchedPart, int]]:
         """As `FetchHandler.read_places`, one after the other; a batch counts as so many bytes."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
@@ -28,12 +29,15 @@ from .history import InvariantError
 from .network import Stream
 from .scheduler import Future, Process
 from .storage import LogStorage
+from .throttles import Account
 
 if TYPE_CHECKING:
     from .world import Node, World
 
 APPENDS_IN_FLIGHT = 2
 REQUESTS_IN_FLIGHT = 2
+LONGEST_HOLD_MS, SHORTEST_HOLD_MS = 500, 5
+LET_GO_AT_ONCE = 1  # that the others have their turn as well
 CALL_TIMEOUT_MS = 3000
 FIRST_RECONNECT_MS = 100
 
@@ -56,6 +60,9 @@ class Fetcher(Process):
         self.incremental = node.broker_id not in world.settings.previous_version
         self.manager: FetcherManager[LeaderStream] = FetcherManager(
             partial(LeaderStream, self), 1, world.settings.fetch_backoff_ms, lambda: self.now_ms
+        )
+        self.throttled = Account(
+            self.name, world.settings.brokers * (REQUESTS_IN_FLIGHT + 1) * (world.settings.fetch_batches + 3)
         )
         self.stream: Stream | None = None
         self._sent: deque[tuple[LeaderStream, Sequence[tuple[Follower, act.Append]]]] = deque()
@@ -105,11 +112,29 @@ class Fetcher(Process):
             stopped = self.manager.take(from_following(message))
         except ChangesOfAnotherError as error:
             raise InvariantError("following", f"{self.name}: {error}") from error
+        self.throttle_changed()
         for leader_stream in stopped:
             leader_stream.end()
         self._check_followed(message.log_storage_incarnation, whole)
         assert self._watched is not None
         stream.to_server(self._watched.taken)
+
+    def throttle_changed(self) -> None:
+        self.throttled.set_rate(self.manager.throttle._quota.rate, self.now_ms)
+
+    def copied(self, follower: Follower, size: int, *, awaited: bool) -> None:
+        throttle = self.manager.throttle
+        if not awaited and follower.key in throttle._replicas:
+            self.throttled.moved(size, self.now_ms)
+        throttle.copied(follower.key, size, awaited=awaited)
+
+    def held_back_ms(self, follower: Follower) -> int:
+        """No member of the ISR holds itself back (RULES 4.14)."""
+        held_ms = self.manager.throttle.held_back_ms(follower)
+        state, followed = self.world.history.states[follower.key], follower.followed
+        if held_ms and followed is not None and followed.leader_epoch == state.leader_epoch and self.place in state.isr:
+            raise InvariantError("throttle (in sync)", f"{self.name} holds {follower.key} back, of {state}")
+        return held_ms
 
     def _check_followed(self, incarnation: str, whole: Mapping[PartitionKey, Followed]) -> None:
         """However it was told, what is followed is what the replica-manager says (RULES 4.12)."""
@@ -188,6 +213,9 @@ class LeaderStream:
         self._incremental = self._left_some = False  # as the leader's latest answer says
         self._has_more: set[PartitionKey] = set()
         self._marks_behind: dict[PartitionKey, None] = {}
+        self._throttled: dict[PartitionKey, None] = {}
+        self._lets_go = False
+        self._leader_pauses_until_ms = 0
         self._asked: deque[Asked] = deque()
         self._acked_since_asked = False
         self.appends_in_flight = 0
@@ -263,6 +291,7 @@ class LeaderStream:
         self._places.removed(key)
         self._has_more.discard(key)
         self._marks_behind.pop(key, None)
+        self._throttled.pop(key, None)
 
     # Requests and answers
 
@@ -298,13 +327,41 @@ class LeaderStream:
 
     def _position(self, key: PartitionKey) -> act.FetchPosition | None:
         follower = self.followers.get(key)
-        return None if follower is None else follower.position()
+        if follower is None:
+            return None
+        if held_ms := self._owner.held_back_ms(follower):
+            self._throttled[key] = None
+            if not self._lets_go:
+                self._let_go_in(held_ms)
+            return None
+        return follower.position()
+
+    def _let_go_in(self, held_ms: int) -> None:
+        self._lets_go = True
+        self._owner.after(min(max(held_ms, SHORTEST_HOLD_MS), LONGEST_HOLD_MS), self._let_go)
+
+    def _let_go(self) -> None:
+        self._lets_go = False
+        for key in list(islice(self._throttled, LET_GO_AT_ONCE)):
+            del self._throttled[key]
+            self._places.changed(key)
+        if self._throttled:
+            self._let_go_in(self._owner.manager.throttle.owed_ms())
+        if not self._stopped:
+            self.send()
 
     def _is_answered_at_once(self) -> bool:
-        return self._left_some or bool(self._has_more)
+        throttling = self._throttled or self._owner.now_ms < self._leader_pauses_until_ms
+        return self._left_some or (bool(self._has_more) and not throttling)
 
     def _received(
-        self, session: int, number: int, results: Sequence[FetchedPart], incremental: bool, left_some: bool
+        self,
+        session: int,
+        number: int,
+        results: Sequence[FetchedPart],
+        incremental: bool,
+        left_some: bool,
+        pause_ms: int,
     ) -> None:
         if session != self._sessions or not self._asked or self._asked[0].number != number:
             return
@@ -312,6 +369,7 @@ class LeaderStream:
         self._places.answered()
         self._incremental, self._left_some = incremental, left_some
         now_ms = self._owner.now_ms
+        self._leader_pauses_until_ms = now_ms + pause_ms
         steps: list[Step] = []
         for part in results:
             key = part.key
@@ -324,6 +382,8 @@ class LeaderStream:
                 first, last = batches[0], batches[-1]
                 fetched = act.FetchedRecords(first.base_offset, last.next_offset, last.leader_epoch, batches)
                 self._rotation.returned_data(key)
+                awaited = part.awaited or position.fetch_offset >= part.high_watermark
+                self._owner.copied(follower, len(batches), awaited=awaited)
             diverging = None
             if part.diverging is not None:
                 diverging = act.DivergingEpoch(part.diverging.leader_epoch, part.diverging.end_offset)

@@ -21,6 +21,7 @@ from highwater.controller.state_machines.controlled_shutdown import ControlledSh
 from highwater.errors import ErrorCode
 from highwater.fetcher.follower import actions as fetcher_actions
 from highwater.fetcher.follower.follower import Follower, FollowerState
+from highwater.fetcher.follower_throttle import FollowerThrottle
 from highwater.log_storage.fence import Fence, FenceVerdict
 from highwater.log_storage.fence import propose as real_propose
 from highwater.log_storage.files import boot_record
@@ -29,6 +30,8 @@ from highwater.log_storage.files.boot_record import tail_lost as real_tail_lost
 from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.store import etcd_errors
 from highwater.model.fence_role import Role
+from highwater.quotas.replication_quota import ReplicationQuota
+from highwater.quotas.token_bucket import TokenBucket
 from highwater.replica_manager.partition.actions import FAR_MS, FenceAnswer, HighWatermarkAdvanced, WriteIsr
 from highwater.replica_manager.partition.isr import IsrProposals
 from highwater.replica_manager.partition.leadership import Leadership
@@ -404,6 +407,32 @@ def _carried_over() -> list[Any]:
     return [patch.object(FollowingLog, "publish", publish)]
 
 
+# 4.14
+
+
+def _awaited_and_throttled() -> list[Any]:
+    return [patch.object(Leadership, "awaits", lambda *_: False)]
+
+
+def _throttles_itself_in_sync() -> list[Any]:
+    def held_back_ms(self: FollowerThrottle, follower: Follower) -> int:
+        return self.owed_ms() if follower.key in self._replicas else 0
+
+    return [patch.object(FollowerThrottle, "held_back_ms", held_back_ms)]
+
+
+def _held_for_ever() -> list[Any]:
+    return [patch.object(SessionFetch, "_let_go", lambda _: None)]
+
+
+def _never_paid() -> list[Any]:
+    return [patch.object(TokenBucket, "_refill", lambda *_: None)]
+
+
+def _never_charged() -> list[Any]:
+    return [patch.object(ReplicationQuota, "moved", lambda *_: None)]
+
+
 # 7.2
 
 
@@ -510,6 +539,29 @@ MUTANTS = (
         biases.elections,
     ),
     Mutant("changes told across a registration", "4.12", _carried_over, ("following",), biases.restarts),
+    Mutant(
+        "a leader that holds back what commits wait for",
+        "4.14",
+        _awaited_and_throttled,
+        ("throttle (in sync)",),
+        biases.throttled,
+    ),
+    Mutant(
+        "a member of the ISR that throttles itself",
+        "4.14",
+        _throttles_itself_in_sync,
+        ("throttle (in sync)",),
+        biases.throttled,
+    ),
+    Mutant(
+        "a throttled replica that is not looked at again",
+        "4.14",
+        _held_for_ever,
+        ("throttle (held)", "liveness"),
+        biases.throttled,
+    ),
+    Mutant("a throttle's debt that is never paid", "4.14", _never_paid, ("liveness",), biases.throttled),
+    Mutant("a throttle that charges nothing", "4.14", _never_charged, ("throttle (rate)",), biases.throttled),
     Mutant(
         "a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), biases.late_appends
     ),

@@ -37,6 +37,7 @@ from .network import Stream
 from .replica_control import Control
 from .scheduler import Future, Process
 from .storage import Batch, LogStorage
+from .throttles import Account
 
 if TYPE_CHECKING:
     from .world import Node, World
@@ -314,6 +315,7 @@ class ReplicaManagerProcess(Process):
         self.control = Control(self)
         self.replica_manager = SimulatedReplicaManager(self, world.settings.partition, world.settings.cache_batches)
         self.fetch_handler = FetchHandler(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
+        self.throttled = Account(self.name, world.settings.brokers * (world.settings.fetch_batches + 3))
         self.produces: set[int] = set()  # that are not answered yet
         self._watchers: list[FollowingStream] = []
         self.loop: SimulatedLoop | None = None
@@ -324,6 +326,7 @@ class ReplicaManagerProcess(Process):
             with self.loop.running():
                 self.groups.start()
         self.spawn(self.control.start())
+        world.throttles.started(self)
 
     # Production coroutines run on the process's event loop.
 

@@ -152,6 +152,8 @@ def draw(random: Random) -> Settings:
             settings.weights = {fault: weight for fault, weight in settings.weights.items() if fault not in LOSING}
         if settings.weights.keys() & LOSING:
             settings.groups.delete_retention_ms = groups.NEVER_MS
+    if random.random() < 0.3:
+        settings.weights["throttle"] = random.random()
     return settings
 
 

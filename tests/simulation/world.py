@@ -25,6 +25,7 @@ from .replica_manager import ReplicaManagerProcess
 from .scheduler import Future, Process, Scheduler
 from .settings import Settings, draw
 from .storage import Disk, LogStorage
+from .throttles import Throttles
 
 CONTROLLERS = (101, 102)
 LAST_EVENTS = 60
@@ -122,6 +123,7 @@ class World:
         self.producing = True
         self.groups = None if self.settings.groups is None else Groups(self)
         self.faults = Faults(self)
+        self.throttles = Throttles(self)
         for node in self.nodes.values():
             node.start()
         for number in range(self.settings.topics):
@@ -200,7 +202,7 @@ class World:
             self.history.topic_created(PartitionKey(assignment.topic_id, number), name)
         if self.groups is not None:
             self.groups.checks.names[assignment.topic_id] = name
-        config = self.topic_config
+        config = {**self.topic_config, **self.throttles.begin(name)}
         if name == OFFSETS_TOPIC:
             config = {**config, "max.message.bytes": str(8 << 20)}
         put = (Put(("topic", name), assignment), Put(("config", name), config))
@@ -286,7 +288,9 @@ class World:
         if self.groups is not None:
             self.groups.rest()
         self.network.mend_all()
-        deadline_ms = scheduler.now_ms + HEALING_MS
+        throttled_ms = self.throttles.rest()
+        self.producing = not throttled_ms  # more might be written than the throttle lets through
+        deadline_ms = scheduler.now_ms + HEALING_MS + throttled_ms
         for process in [
             self.etcd,
             *self.controllers.values(),
@@ -394,8 +398,8 @@ class World:
                 entry = self.etcd.entries.get(("config", hosted.topic))
                 if key not in self.keys or entry is None:
                     return f"broker {node.broker_id} hosts {hosted.topic}, {key}, which is gone"
-                if hosted.config.min_insync_replicas != int(entry.value["min.insync.replicas"]):
-                    return f"broker {node.broker_id} takes {hosted.config} for the configuration {entry.value} of {key}"
+                if hosted.topic_config != entry.value:
+                    return f"broker {node.broker_id} takes {hosted.topic_config} for {entry.value}, of {key}"
         return self._misinformed()
 
     def _misinformed(self) -> str:
