@@ -131,6 +131,7 @@ class Fetcher(Process):
     def held_back_ms(self, follower: Follower) -> int:
         """No member of the ISR holds itself back (RULES 4.14)."""
         held_ms = self.manager.throttle.held_back_ms(follower)
+        self.world.throttles.held += held_ms > 0
         state, followed = self.world.history.states[follower.key], follower.followed
         if held_ms and followed is not None and followed.leader_epoch == state.leader_epoch and self.place in state.isr:
             raise InvariantError("throttle (in sync)", f"{self.name} holds {follower.key} back, of {state}")

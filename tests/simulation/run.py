@@ -22,6 +22,7 @@ class Result:
     elections: int
     taken: int = 0  # partitions, by members of groups
     committed: int = 0  # offsets
+    held: int = 0  # times that a throttle held something back
     invariant: str = ""  # that did not hold; "assertion" for one of the production code's own
     report: str = ""
 
@@ -52,7 +53,15 @@ def run_seed(
     if world.groups is not None:
         taken, committed = world.groups.checks.taken, world.groups.checks.commits.acknowledged
     return Result(
-        seed, world.scheduler.steps, history.acknowledged, history.elections, taken, committed, invariant, report
+        seed,
+        world.scheduler.steps,
+        history.acknowledged,
+        history.elections,
+        taken,
+        committed,
+        world.throttles.held,
+        invariant,
+        report,
     )
 
 

@@ -153,7 +153,10 @@ def draw(random: Random) -> Settings:
         if settings.weights.keys() & LOSING:
             settings.groups.delete_retention_ms = groups.NEVER_MS
     if random.random() < 0.3:
-        settings.weights["throttle"] = random.random()
+        settings.weights["throttle"] = 0.5 * random.random()
+        # Most of the time something is written, and commits wait no more for a replica that comes back.
+        settings.fault_gap_ms = 800
+        settings.partition = replace(settings.partition, replica_lag_time_max_ms=1000)
     return settings
 
 

@@ -41,6 +41,7 @@ def test_invariants_hold() -> None:
     # Members of groups shared partitions and committed offsets.
     assert sum(result.taken for result in results) > SEEDS
     assert sum(result.committed for result in results) > 4 * SEEDS
+    assert sum(result.held for result in results) > 4 * SEEDS, "throttles held nothing back"
 
 
 def test_a_seed_is_one_run_everywhere() -> None:
@@ -54,7 +55,7 @@ def test_a_seed_is_one_run_everywhere() -> None:
         "from tests.simulation.run import run_seed\n"
         f"for seed in {RUN_TWICE}:\n"
         "    result = run_seed(seed)\n"
-        "    print(result.steps, result.acknowledged, result.elections, result.committed)\n"
+        "    print(result.steps, result.acknowledged, result.elections, result.committed, result.held)\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     there = subprocess.run(
@@ -66,7 +67,10 @@ def test_a_seed_is_one_run_everywhere() -> None:
         check=True,
         timeout=60,
     )
-    expected = [f"{result.steps} {result.acknowledged} {result.elections} {result.committed}" for result in here]
+    assert any(result.held for result in here), "one of them is to throttle"
+    expected = [
+        f"{result.steps} {result.acknowledged} {result.elections} {result.committed} {result.held}" for result in here
+    ]
     assert there.stdout.splitlines() == expected
 
 

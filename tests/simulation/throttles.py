@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .world import World
 
 LEADER, FOLLOWER = "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"
-RATES = (1, 3, 10, 40)
+RATES = (1, 2, 5, 20)
 RESTING_S = 6  # healing at a rate takes about so long
 LOOK_MS = LONGEST_HOLD_MS + 2 * 2000  # and what a look may wait for log-storage
 
@@ -76,6 +76,7 @@ class CheckedRole(ReplicaRole):
         if held:
             key = place.part.key
             self._held_at_ms[key] = self._owner.now_ms
+            self._owner.world.throttles.held += 1
             if self._is_member(key):
                 raise InvariantError("throttle (in sync)", f"{self._owner.name} holds {key} of {self._broker_id} back")
         return held
@@ -101,6 +102,7 @@ class Throttles:
     def __init__(self, world: World) -> None:
         self._world = world
         self.used = "throttle" in world.settings.weights
+        self.held = 0  # how often something was held back, by a leader or a follower
         self._rates = {broker_id: Rates() for broker_id in range(1, world.settings.brokers + 1)}
         if self.used:
             for broker_id in self._rates:
@@ -191,7 +193,7 @@ class Throttles:
             fetcher = world.nodes[broker_id].fetcher
             if fetcher is not None and fetcher.alive:
                 self._give(fetcher, None)
-        return ceil(2000 * everything / rate) if stays else 0
+        return 1000 + ceil(2000 * everything / rate) if stays else 0
 
     def _lacking(self) -> tuple[int, int]:
         """Batches that replicas lack, at least about, and that they may have to copy at most."""
@@ -204,5 +206,5 @@ class Throttles:
                 sizes = [0 if log is None else len(log.batches) for log in logs]
                 lacking += sum(max(sizes) - size for size in sizes)
                 everything += sum(max(sizes) for _ in sizes)
-        unsent = sum(len(each.sent) - len(each.acknowledged) for each in world.producers) * world.settings.brokers
-        return lacking + unsent, everything + unsent
+        unsent = sum(len(each.sent) - len(each.acknowledged) for each in world.producers)
+        return lacking + unsent, everything + unsent * world.settings.brokers
