@@ -298,11 +298,11 @@ class LeaderStream:
 
     def send(self) -> None:
         while self._stream is not None and not self._stream.broken and self._server is not None:
-            answered_at_once = self._is_answered_at_once()
             said = self._next_request()
             if said is None:
                 return
             self._last_number += 1
+            answered_at_once = self._is_answered_at_once() and not (self._throttled and said.forgotten)
             self._asked.append(Asked(self._last_number, answered_at_once))
             self._stream.to_server(
                 self._server.request,

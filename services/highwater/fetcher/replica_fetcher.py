@@ -301,18 +301,19 @@ class ReplicaFetcher:
 
     def _next_request(self, broker_epoch: int) -> broker_pb2.FetchRequest | None:
         """The request that is due now, None while there is none."""
-        answered_at_once = self._is_answered_at_once()
         if self._asked:
             if len(self._asked) >= REQUESTS_IN_FLIGHT or not (
                 self._acked_since_asked or self._places.joined(self._position)
             ):
                 return None
-        elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if answered_at_once else 1):
+        elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if self._is_answered_at_once() else 1):
             return None  # the append's answer brings the acked offset that the next request is to carry
         said = self._places.next_request(self._position, whole=None if self._incremental else self._fetch_order)
         self._acked_since_asked = False
         if said is None:
             return None
+        # Asked with what this request says: what the leader has more of may be what it holds back (RULES 4.14).
+        answered_at_once = self._is_answered_at_once() and not (self._throttled and said.forgotten)
         settings = self._settings
         self._last_correlation_id += 1
         granted = self._budget.grant(settings.replica_fetch_response_max_bytes, more=answered_at_once)

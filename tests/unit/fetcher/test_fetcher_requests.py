@@ -130,6 +130,7 @@ async def test_what_is_held_back_is_looked_at_in_parts(
             else:
                 named |= {part.partition.partition for part in request.partitions}
                 fetcher._received(broker_pb2.FetchResponse(correlation_id=request.correlation_id, incremental=True))
+                await asyncio.sleep(0)  # a leader would wait here: whoever is held back still has its timers to hear
     await fetcher.stop()
 
 
@@ -146,6 +147,46 @@ async def test_a_log_start_that_lags_is_told_when_it_has_risen_and_not_before(
         assert asked(fetcher) is None
     told_log_start(fetcher, 4, 4)
     assert asked(fetcher) == 0
+    storage.answer(follower, LogState(END, 5, 4, END))
+    assert asked(fetcher) == 4
+    await fetcher.stop()
+
+
+class ThrottleOfOne(FollowerThrottle):
+    """Holds one partition back from the moment the test says."""
+
+    def __init__(self, key: PartitionKey) -> None:
+        super().__init__(lambda: 0)
+        self._key = key
+        self.owes = False
+
+    def held_back_ms(self, follower: Follower) -> int:
+        return 1_000_000 if self.owes and follower.key == self._key else 0
+
+
+async def test_a_request_that_forgets_what_the_leader_has_more_of_keeps_no_acknowledgement_waiting(
+    fetcher: ReplicaFetcher, storage: HeldLogStorage, follower: Follower
+) -> None:
+    """The leader has more of a partition that is held back from this request on: it does not answer at once, and what
+    another one acknowledges meanwhile is told by the next request."""
+    other = Follower(PartitionKey(b"t" * 16, 1), "t", 1_000)
+    other.follow(Followed(2, 5, -1, "ls"), 0)
+    other.fenced(FenceAnswer(other.generation, "ls", LogState(END, 5, 0, END)), 0)
+    fetcher._throttle = throttle = ThrottleOfOne(other.key)
+    fetcher.add(other)
+    assert asked(fetcher) == 0
+
+    throttle.owes = True
+    response = broker_pb2.FetchResponse(correlation_id=1, incremental=True)
+    for key, log_start, log_end in ((KEY, 4, END), (other.key, 0, END + 10)):
+        response.results.add(
+            partition=to_key(key), high_watermark=END, log_start_offset=log_start, log_end_offset=log_end
+        )
+    fetcher._received(response)
+    request = fetcher._next_request(3)
+    assert request is not None
+    assert [each.partition for each in request.forgotten] == [1]
+
     storage.answer(follower, LogState(END, 5, 4, END))
     assert asked(fetcher) == 4
     await fetcher.stop()
