@@ -118,7 +118,7 @@ class Throttles:
         random = self._world.scheduler.random
         what = random.random()
         if what < 0.5:
-            self._set(random.choice(list(self._rates)), self._some_rates() if what < 0.4 else Rates())
+            self.set(random.choice(list(self._rates)), self._some_rates() if what < 0.4 else Rates())
         elif what < 0.85:
             self._list()
         else:
@@ -153,7 +153,7 @@ class Throttles:
             world.note("FAULT", "throttled replicas", entry.key[1], changed)
             world.etcd.txn(world.admin, (), (Put(entry.key, changed),))
 
-    def _set(self, broker_id: int, rates: Rates) -> None:
+    def set(self, broker_id: int, rates: Rates) -> None:
         self._world.note("FAULT", "throttle", broker_id, rates)
         self._rates[broker_id] = rates
         manager = self._world.nodes[broker_id].manager
@@ -162,7 +162,7 @@ class Throttles:
 
     def started(self, manager: ReplicaManagerProcess) -> None:
         """A broker takes what is configured when it has heard of it."""
-        if self.used:
+        if any(self._rates[manager.place]) or self.used:
             lag_ms = 1 + int(self._world.scheduler.random.random() * self._world.settings.watch_lag_ms)
             manager.after(lag_ms, self._take, manager)
 
@@ -189,7 +189,7 @@ class Throttles:
         rate = max(1, ceil(lacking / RESTING_S))
         for broker_id, rates in self._rates.items():
             leader, follower = (rate if each is not None else None for each in rates)
-            self._set(broker_id, Rates(leader, follower) if stays else Rates())
+            self.set(broker_id, Rates(leader, follower) if stays else Rates())
             fetcher = world.nodes[broker_id].fetcher
             if fetcher is not None and fetcher.alive:
                 self._give(fetcher, None)
