@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,19 +61,41 @@ async def test_a_producer_and_a_consumer_by_their_tokens(secured: SecuredBroker,
         assert found == [b"v", b"w"]
 
 
-async def test_a_consumer_hears_of_a_revocation(secured: SecuredBroker) -> None:
+@pytest.mark.parametrize("by", ["records", "tables", "one by one"])
+async def test_a_consumer_hears_of_a_revocation_and_of_its_end(secured: SecuredBroker, by: str) -> None:
+    async def polled() -> list[bytes | None]:
+        if by == "records":
+            return [record.value for record in await consumer.poll(timeout_ms=100)]
+        if by == "tables":
+            table = await consumer.poll_table(timeout_ms=100)
+            return table.column("value").to_pylist()
+        async for record in consumer:
+            return [record.value]
+        return []
+
+    async def polled_for_ever() -> None:
+        while True:
+            await polled()
+
     await secured.allow("allow bob read topic open")
-    async with Consumer(bootstrap=secured.address, token=secured.tokens["bob"]) as consumer:
+    async with Consumer(
+        bootstrap=secured.address, auto_offset_reset="earliest", token=secured.tokens["bob"]
+    ) as consumer:
         consumer.assign([TopicPartition("open", 0)])
         await consumer.poll(timeout_ms=100)
         await secured.revoke("allow bob read topic open")
-        with pytest.raises(AuthorizationError, match="open-0 .* may not READ the topic"):
-            await asyncio.wait_for(polled_for_ever(consumer), 5)
-
-
-async def polled_for_ever(consumer: Consumer) -> None:
-    while True:
-        await consumer.poll(timeout_ms=100)
+        for _ in range(2):
+            with pytest.raises(AuthorizationError, match="open-0 .* may not READ the topic"):
+                await asyncio.wait_for(polled_for_ever(), 5)
+        await secured.allow("allow bob read topic open")
+        async with Producer(secured.address, token=secured.tokens["admin"]) as producer:
+            await producer.send("open", b"v")
+        found: list[bytes | None] = []
+        async with asyncio.timeout(5):
+            while not found:
+                with suppress(AuthorizationError):  # of a fetch before
+                    found = await polled()
+        assert found == [b"v"]
 
 
 async def test_a_client_that_is_nobody_is_told_so(secured: SecuredBroker) -> None:

@@ -19,7 +19,7 @@ from highwater.client.consumer.consumer_record import (
     consumer_records,
 )
 from highwater.client.consumer.corrupt_batches import CorruptBatches, untrusted
-from highwater.client.exceptions import HighwaterError
+from highwater.client.exceptions import AuthorizationError, HighwaterError
 from highwater.client.topic_partition import TopicPartition
 from highwater.records import Batch, BatchHeader, CorruptBatchError, decode, iter_batches, verify
 
@@ -93,9 +93,16 @@ class FetchBuffer:
         self._on_change(self)
 
     def fail(self, error: HighwaterError) -> None:
-        """Ends the fetching until a seek; `error` is raised behind what is buffered."""
+        """Ends the fetching until a seek, or see `told`; `error` is raised behind what is buffered."""
         self.error = error
         self._on_change(self)
+
+    def told(self) -> None:
+        """The caller has been raised the error. What it may not read it may read later, as ACLs change: its next call
+        has it fetched again. All else needs a seek."""
+        if isinstance(self.error, AuthorizationError):
+            self.error = None
+            self._on_change(self)
 
     def pause(self) -> None:
         self.paused = True

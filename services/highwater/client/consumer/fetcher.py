@@ -276,6 +276,7 @@ class Fetcher:
             return
         topic, partition = buffer.partition
         message = result.error.message or code.name
+        self._back_off(buffer, _jitter())  # should it be fetched again
         buffer.fail(error_for(code, f"{topic}-{partition} at offset {place.fetch_offset}: {message}"))
 
     def _learn(self, buffer: FetchBuffer, leader: int, leader_epoch: int) -> None:

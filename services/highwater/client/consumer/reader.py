@@ -53,6 +53,7 @@ class Reader:
                         records, index = buffer.current()
                     except Exception:
                         if not found:
+                            buffer.told()
                             raise
                         break  # what was found first; the error comes with the next call
                     end = min(index + limit - len(found), len(records))
@@ -79,6 +80,7 @@ class Reader:
                         columns = buffer.take_columns(left, include_headers=include_headers)
                     except Exception:
                         if not found:
+                            buffer.told()
                             raise
                         break  # what was taken first; the error comes with the next call
                     self.touched(buffer)  # also where all that was left was passed over
@@ -95,11 +97,15 @@ class Reader:
             if not self._is_running():
                 return None
         group, partition = self._group, buffer.partition
-        if group is None:
-            run = RecordRun(buffer, self._is_running)
-        else:
-            run = RecordRun(buffer, lambda: self._is_running() and not group.asks_for_more(partition))
-            group.giving(partition)
+        try:
+            if group is None:
+                run = RecordRun(buffer, self._is_running)
+            else:
+                run = RecordRun(buffer, lambda: self._is_running() and not group.asks_for_more(partition))
+                group.giving(partition)
+        except Exception:
+            buffer.told()
+            raise
         self._turn(buffer)
         return run
 
