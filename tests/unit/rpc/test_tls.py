@@ -134,6 +134,35 @@ async def test_files_that_are_not_whole_are_left_for_the_next_look(
         assert client.generation == 0
 
 
+@pytest.mark.parametrize("before", range(1, 10))
+def test_files_that_are_replaced_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """All at once, as a link that is turned round does: before the nth of them is read."""
+    authority = trustme.CA()
+    files = write(tmp_path / "0", authority)
+    write(tmp_path / "1", authority)
+    paths = {path: tmp_path / "current" / path.name for path in files.files}
+    linked = TlsFiles(*paths.values())
+    (tmp_path / "current").symlink_to("0")
+    reads = 0
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads == before:
+            (tmp_path / "next").symlink_to("1")
+            (tmp_path / "next").replace(tmp_path / "current")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    _, key, certificate = linked.read()
+    monkeypatch.undo()
+    pairs = [tuple((tmp_path / each / name).read_bytes() for name in ("key.pem", "tls.pem")) for each in ("0", "1")]
+    assert (key, certificate) in pairs
+
+
 async def test_a_closed_channel_ends_what_is_under_way_on_former_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

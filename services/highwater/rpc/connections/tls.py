@@ -19,6 +19,9 @@ _log = get_logger(__name__)
 
 LOOK_S = 10.0  # between two looks at the files: replaced ones are taken up so late at most
 HTTP2 = "h2"
+_READS = 10
+
+Contents = tuple[bytes | None, bytes | None, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +119,36 @@ class TlsFiles:
                 f"({plain_reason(error)}): issue the two again"
             ) from None
 
-    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The contents: authority, key, certificate. Raises `UserError`, see `context`."""
-        self.context()
-        names = self.names
+    def read(self) -> Contents:
+        """The contents: authority, key, certificate, which belong together, also where the files are replaced just now.
+        Raises `UserError`, see `context`."""
+        contents = self._contents()
+        for _ in range(_READS):
+            checked, refusal = contents, None
+            try:
+                self.context()
+            except UserError as error:
+                refusal = error
+            contents = self._contents()
+            if contents == checked:
+                if refusal is not None:
+                    raise refusal
+                return checked
+        raise UserError(f"the files for {self.names.use} are replaced faster than they can be read: do it more rarely")
+
+    def _contents(self) -> Contents:
+        """None in the place of what there is not, or cannot be read."""
         authority, key, certificate = (
-            None if path is None else _read(setting, path)
-            for setting, path in (
-                (names.authority, self.ca_file),
-                (names.key, self.key_file),
-                (names.certificate, self.certificate_file),
-            )
+            None if path is None else _if_there(path) for path in (self.ca_file, self.key_file, self.certificate_file)
         )
         return authority, key, certificate
+
+
+def _if_there(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _read(setting: str, path: Path) -> bytes:
