@@ -7,7 +7,7 @@
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make test-stores  archives of a Spark cluster in HDFS and in an object store (moto), where root runs it
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
-#                     FAULTS=disk,power only such)
+#                     FAULTS=disk,power only such, OPERATING=1 a secure cluster that is operated meanwhile)
 #   make floods       a cluster under connections, streams and requests by the thousand: SECONDS=20 of each unless said, SCALE=2
 #   make fuzz         every RPC and every reader of bytes under what no client and no writer of ours makes, SECONDS=600 unless
 #                     said (SEED=3 draws the same); a finding is a file in build/fuzz/, REPLAY=file sends it again
@@ -84,7 +84,7 @@ chaos-k8s: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(FAULTS),--faults $(FAULTS))
+		$(if $(FAULTS),--faults $(FAULTS)) $(if $(OPERATING),--operating)
 
 floods: $(VENV)/.dev
 	FLOOD_SECONDS=$(or $(SECONDS),20) FLOOD_SCALE=$(or $(SCALE),2) $(BIN)/python -m pytest -s tests/integration/test_floods.py

@@ -19,7 +19,7 @@ BROKERS = 3
 
 
 class SoakCluster(LocalCluster):
-    def __init__(self, data: Path, settings: dict[str, str], network: Network | None) -> None:
+    def __init__(self, data: Path, settings: dict[str, str], network: Network | None, *, secure: bool = False) -> None:
         super().__init__(
             LocalClusterSettings(
                 data,
@@ -30,6 +30,7 @@ class SoakCluster(LocalCluster):
                 controllers=CONTROLLERS,
                 log_dirs=2,
                 tcp_between_brokers=network is not None,
+                secure=secure,
             )
         )
         self.network = network
@@ -66,9 +67,11 @@ def machine_of(process: str) -> str:
 
 
 @contextmanager
-def running(data: Path, settings: dict[str, str], network: Network | None) -> Iterator[SoakCluster]:
+def running(
+    data: Path, settings: dict[str, str], network: Network | None, *, secure: bool = False
+) -> Iterator[SoakCluster]:
     """No process and no volume is left afterwards; what was in the volumes is in their directories."""
-    cluster = SoakCluster(data, settings, network)
+    cluster = SoakCluster(data, settings, network, secure=secure)
     try:
         cluster.start()
         yield cluster

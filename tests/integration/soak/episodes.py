@@ -29,11 +29,19 @@ _ANSWER_S = 3.0  # of etcd
 
 
 class Episodes:
-    def __init__(self, soak: Soak, deployed: Deployment, faults: Faults, kinds: Sequence[str]) -> None:
+    def __init__(
+        self,
+        soak: Soak,
+        deployed: Deployment,
+        faults: Faults,
+        kinds: Sequence[str],
+        rests_s: Sequence[float] = (0.0, 1.0, 3.0),
+    ) -> None:
         self._soak = soak
         self._deployed = deployed
         self._faults = faults
         self._kinds = kinds
+        self._rests_s = rests_s
         self._random = soak.random("episodes")
         self._count = 0
         self._last = ""  # what is not healed yet
@@ -44,7 +52,7 @@ class Episodes:
         ends = monotonic() + seconds
         while monotonic() < ends and not self._soak.stopped.is_set():
             await self._episode()
-            await self._soak.pause(self._random.choice((0, 1, 3)))
+            await self._soak.pause(self._random.choice(self._rests_s))
 
     async def _episode(self) -> None:
         soak, random = self._soak, self._random

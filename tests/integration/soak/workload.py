@@ -4,11 +4,14 @@ between log directories."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import Any
 
 from highwater.client import (
     Admin,
+    AuthorizationError,
     Consumer,
     ConsumerRecord,
     HighwaterError,
@@ -32,12 +35,16 @@ WRITERS, KEYS_OF_A_WRITER = 8, 10
 CHURNED_RECORDS = 60
 
 
-async def write_numbers(soak: Soak) -> None:
+ALL_NUMBERED = range(len(NUMBERED_REPLICAS))
+
+
+async def write_numbers(soak: Soak, partitions: Sequence[int] = ALL_NUMBERED, **options: Any) -> None:
+    """`options`, here and below: the client's, beside what everybody has."""
     async with (
-        Producer(soak.bootstrap, acks="all", delivery_timeout_ms=DELIVERY_TIMEOUT_S * 1000) as producer,
+        Producer(soak.bootstrap, acks="all", delivery_timeout_ms=DELIVERY_TIMEOUT_S * 1000, **options) as producer,
         asyncio.TaskGroup() as group,
     ):
-        for partition in range(len(NUMBERED_REPLICAS)):
+        for partition in partitions:
             deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue(OUTSTANDING)
             group.create_task(_send(soak, producer, partition, deliveries))
             group.create_task(_confirm(soak, partition, deliveries))
@@ -67,11 +74,11 @@ async def _confirm(soak: Soak, partition: int, deliveries: asyncio.Queue[Deliver
             soak.acknowledged(partition)
 
 
-async def read_numbers(soak: Soak, written: asyncio.Event) -> None:
+async def read_numbers(soak: Soak, written: asyncio.Event, **options: Any) -> None:
     """Until all that was acknowledged has been seen, once `written` is set."""
-    partitions = [TopicPartition(NUMBERED, number) for number in range(len(NUMBERED_REPLICAS))]
+    partitions = [TopicPartition(NUMBERED, number) for number in ALL_NUMBERED]
     while True:
-        async with Consumer(bootstrap=soak.bootstrap, auto_offset_reset="error") as consumer:
+        async with Consumer(bootstrap=soak.bootstrap, auto_offset_reset="error", **options) as consumer:
             consumer.assign(partitions)
             for partition in partitions:
                 consumer.seek(partition, soak.seen[partition.partition])
@@ -97,7 +104,7 @@ def _check_number(soak: Soak, record: ConsumerRecord) -> None:
     soak.seen[record.partition] = number + 1
 
 
-async def write_keys(soak: Soak) -> None:
+async def write_keys(soak: Soak, **options: Any) -> None:
     async def write(producer: Producer, writer: int) -> None:
         random = soak.random(f"keys {writer}")
         while not soak.stopped.is_set():
@@ -107,23 +114,25 @@ async def write_keys(soak: Soak) -> None:
             soak.values[key] = value
 
     async with (
-        Producer(soak.bootstrap, acks="all", delivery_timeout_ms=DELIVERY_TIMEOUT_S * 1000) as producer,
+        Producer(soak.bootstrap, acks="all", delivery_timeout_ms=DELIVERY_TIMEOUT_S * 1000, **options) as producer,
         asyncio.TaskGroup() as group,
     ):
         for writer in range(WRITERS):
             group.create_task(write(producer, writer))
 
 
-async def churn_topics(soak: Soak) -> None:
+async def churn_topics(soak: Soak, **options: Any) -> None:
     random = soak.random("topics")
     made = 0
-    async with Admin(soak.bootstrap) as admin, Producer(soak.bootstrap, acks="all") as producer:
+    async with Admin(soak.bootstrap, **options) as admin, Producer(soak.bootstrap, acks="all", **options) as producer:
         while not soak.stopped.is_set():
             made += 1
             name = f"again{made % 3}" if made % 2 else f"once{made}"
             try:
-                await _use_topic(soak, admin, producer, name, grow=made % 3 == 0)
+                await _use_topic(soak, admin, producer, name, grow=made % 3 == 0, options=options)
                 soak.topics += 1
+            except AuthorizationError as error:
+                soak.problem(f"{name}: {error}")
             except HighwaterError:  # too few brokers, as a rule
                 soak.refused_topics += 1
                 with suppress(HighwaterError):
@@ -131,14 +140,16 @@ async def churn_topics(soak: Soak) -> None:
             await soak.pause(random.random() * 3)
 
 
-async def _use_topic(soak: Soak, admin: Admin, producer: Producer, name: str, *, grow: bool) -> None:
+async def _use_topic(
+    soak: Soak, admin: Admin, producer: Producer, name: str, *, grow: bool, options: Mapping[str, Any]
+) -> None:
     await admin.create_topic(name, 3, 3, {"min.insync.replicas": "2"})
     for number in range(CHURNED_RECORDS):
         await producer.send_and_wait(name, b"%d" % number, partition=number % 3)
     if grow:
         await admin.create_partitions(name, 5)
     found: list[int] = []
-    async with Consumer(bootstrap=soak.bootstrap, auto_offset_reset="earliest") as consumer:
+    async with Consumer(bootstrap=soak.bootstrap, auto_offset_reset="earliest", **options) as consumer:
         consumer.assign([(name, partition) for partition in range(3)])
         ends = monotonic() + SETTLE_S
         while len(found) < CHURNED_RECORDS and monotonic() < ends:
