@@ -25,7 +25,6 @@ from soak.state import NUMBERED_REPLICAS, SETTLE_S, Soak
 AT_ONCE = 2
 HEAL_S = 30.0  # from the last fault to all in sync and every partition taking records
 PAUSE_S = 15.0  # without an acknowledgement, where one broker is at fault
-_ANSWER_S = 3.0  # of etcd
 
 
 class Episodes:
@@ -36,12 +35,15 @@ class Episodes:
         faults: Faults,
         kinds: Sequence[str],
         rests_s: Sequence[float] = (0.0, 1.0, 3.0),
+        answer_s: float = 3.0,
     ) -> None:
+        """`answer_s`: of etcd."""
         self._soak = soak
         self._deployed = deployed
         self._faults = faults
         self._kinds = kinds
         self._rests_s = rests_s
+        self._answer_s = answer_s
         self._random = soak.random("episodes")
         self._count = 0
         self._last = ""  # what is not healed yet
@@ -118,7 +120,7 @@ class Episodes:
 
         async def well() -> bool:
             try:
-                async with asyncio.timeout(_ANSWER_S):
+                async with asyncio.timeout(self._answer_s):
                     self._last = await self._not_well(replaced, acked)
             except (TimeoutError, StoreError) as error:
                 self._last = f"etcd: {str(error) or 'no answer'}"

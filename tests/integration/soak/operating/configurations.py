@@ -21,11 +21,11 @@ from soak.state import COMPACTED, NUMBERED
 HIGHWATER = str(Path(sys.executable).with_name("highwater"))
 _DAY_MS = "86400000"
 _SET = {ConfigSource.DYNAMIC_BROKER, ConfigSource.DYNAMIC_DEFAULT_BROKER, ConfigSource.CLUSTER}
-_SET |= {ConfigSource.DYNAMIC_TOPIC, ConfigSource.DYNAMIC_CLIENT, ConfigSource.DYNAMIC_USER}
+_SET |= {ConfigSource.DYNAMIC_CLIENT, ConfigSource.DYNAMIC_USER}
 
 # Values for each key; every key is unset now and then, too. Quotas are less than would be written, and leave what is
 # sent at once far from its deadline; throttles are more than is written, so that who is behind catches up.
-_RATES = ("10000", "40000", "1000000")
+_RATES = ("5000", "40000", "1000000")
 _QUOTAS = {
     "producer_byte_rate": _RATES,
     "consumer_byte_rate": ("300000", "3000000"),
@@ -58,7 +58,7 @@ _TOPIC = {
     "retention.ms": ("-1", _DAY_MS),
     "retention.bytes": ("-1", "1000000000000"),
     "segment.bytes": ("200000", "2000000"),
-    "segment.ms": ("2000", _DAY_MS),
+    "segment.ms": ("10000", _DAY_MS),
     "flush.messages": ("1", "100"),
     "max.message.bytes": ("1048576", "4194304"),
     "index.interval.bytes": ("512", "8192"),
@@ -69,7 +69,7 @@ _COMPACTED = {
     "min.cleanable.dirty.ratio": ("0.05", "0.6"),
     "max.compaction.lag.ms": ("3000", _DAY_MS),
     "delete.retention.ms": ("0", _DAY_MS),
-    "segment.ms": ("2000", _DAY_MS),
+    "segment.ms": ("10000", _DAY_MS),
 }
 _CLUSTER = {
     "min.insync.replicas": ("1", "2"),
@@ -163,10 +163,12 @@ class Configurations:
                 expected: dict[str, str] = expected,
                 found: dict[str, str | None] = found,
             ) -> bool:
-                entries = await admin.describe_configs(resource)
+                is_topic = resource.type is ConfigResourceType.TOPIC
+                sources = {ConfigSource.DYNAMIC_TOPIC} if is_topic else _SET
+                entries = [each for each in await admin.describe_configs(resource) if each.source in sources]
                 found.clear()
-                found.update({each.key: each.value for each in entries if each.source in _SET})
-                return found == expected and not any(each.service for each in entries if each.source in _SET)
+                found.update({each.key: each.value for each in entries})
+                return found == expected and not any(each.service for each in entries)
 
             try:
                 await eventually(as_set, "", 10)

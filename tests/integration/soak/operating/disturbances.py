@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +27,7 @@ class Disturbances:
 
     def begin(self, machines: Collection[str], now: float) -> Disturbance:
         made = Disturbance(frozenset(machines), now)
-        self.all.append(made)
+        insort(self.all, made, key=lambda each: each.begun)
         return made
 
     def now(self, machine: str) -> bool:

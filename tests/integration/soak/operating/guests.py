@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
@@ -157,6 +158,7 @@ class Reader(Guest):
 
     async def _read(self) -> None:
         self._begun = monotonic()
+        polls = deque([self._begun], maxlen=len(NUMBERED_REPLICAS) + 1)
         options = self._operating.identities.options(self.user)
         async with Consumer(
             bootstrap=self._soak.bootstrap, auto_offset_reset="earliest", group=self._group, **options
@@ -170,12 +172,13 @@ class Reader(Guest):
                 await consumer.subscribe([NUMBERED])
             while not self._soak.stopped.is_set():
                 self._begun = monotonic()
+                polls.append(self._begun)
                 try:
                     records = await consumer.poll(300, max_records=2000)
                 except AuthorizationError:
                     if self._group is not None:
                         raise  # the membership has ended
-                    self._tried(self._begun, allowed=False)
+                    self._tried(polls[0], allowed=False)  # each partition is told of by a poll of its own
                     await asyncio.sleep(0.05)
                     continue
                 if records:

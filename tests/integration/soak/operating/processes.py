@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from urllib.request import urlopen
 
 from highwater.cli.child_process import ChildProcess
 from soak.cluster import machine_of
 from soak.operating.state import Operating
 
-SAMPLE_S = 1.0
+SAMPLE_S = 3.0
+LATE_S = 0.5
+_TICK_S = 0.2
 MOST_MEMORY = 350 << 20  # bytes; three times what one needs here
-MOST_FILES = 300
+MOST_FILES = 300  # beside segments, of which log-storage may have a share of its limit
 MOST_LINES = 200  # a minute, beside what it is told to say at DEBUG
 _FIRST_LINES = 100
 _PAGE = 4096
 _STARTED_BETWEEN = re.compile("is not the key of")
+_SEGMENTS = (".log", ".index", ".timeindex")
 _THROTTLED = re.compile(r'throttled_requests_total\{.*?quota="(\w+)".*?\} (\S+)')
 _LEVEL = re.compile(rb"^\S+ (\w+) ")
 
@@ -28,6 +34,16 @@ class Processes:
         self._operating = operating
         self._soak = operating.soak
         self._told: Counter[tuple[str, str]] = Counter()
+
+    async def keep_time(self) -> None:
+        """A machine that has no time for the soak has none for the cluster."""
+        while not self._soak.stopped.is_set():
+            begun = monotonic()
+            await asyncio.sleep(_TICK_S)
+            late_s = monotonic() - begun - _TICK_S
+            self._operating.note("the soak itself was late, s", late_s)
+            if late_s > LATE_S:
+                self._operating.disturbances.begin({"etcd"}, begun).ended = monotonic()
 
     async def watch(self) -> None:
         while not self._soak.stopped.is_set():
@@ -89,10 +105,13 @@ def _memory(pid: int | None) -> int:
 
 
 def _files(pid: int | None) -> int:
-    try:
-        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return 0
+    """Those that are open, without segments that are there."""
+    found = 0
+    with suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found += not os.readlink(each).endswith(_SEGMENTS)
+    return found
 
 
 def _lines(file: Path) -> int:

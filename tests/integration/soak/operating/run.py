@@ -35,6 +35,7 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": "6000",
     "group.consumer.heartbeat.interval.ms": "1000",
 }
+ANSWER_S = 10.0  # of etcd: all the clients are in this process
 RESTS_S = (0.0, 2.0, 5.0, 10.0)  # between episodes: changes are noticed where nothing is broken
 
 
@@ -114,11 +115,12 @@ async def _operate(
         certificates.rotate(),
         Tokens(operating).rotate(),
         processes.watch(),
+        processes.keep_time(),
     ]
     try:
         async with under_way(soak, *work):
             faults = NotedFaults(soak, operating.cluster, deployed, operating)
-            await Episodes(soak, deployed, faults, kinds, rests_s=RESTS_S).run(seconds)
+            await Episodes(soak, deployed, faults, kinds, rests_s=RESTS_S, answer_s=ANSWER_S).run(seconds)
         soak.episode = ()
         written.set()
         async with asyncio.timeout(SETTLE_S):
