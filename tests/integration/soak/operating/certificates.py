@@ -11,7 +11,7 @@ from time import monotonic
 from highwater.atomic_file import replace_file
 from highwater.cli.local_authority import CLIENT, LocalAuthority
 from highwater.cli.local_cluster import controller_name
-from highwater.rpc.tls import LOOK_S, TlsFiles
+from highwater.rpc.connections.tls import LOOK_S, TlsFiles
 from soak.cluster import BROKERS, CONTROLLERS, machine_of
 from soak.operating.principals import NOBODY, USERS, User
 from soak.operating.state import Operating
