@@ -288,6 +288,44 @@ async def test_a_replica_is_the_broker_of_its_certificate(etcd: LocalEtcd, keys:
             timeout=10,
         )
         assert "is not broker 1" in listed.results[0].error.message
+        assert from_proto(listed.results[0].error) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+async def test_a_broker_asks_a_controller_about_itself_alone(etcd: LocalEtcd, keys: Keys, tmp_path: Path) -> None:
+    """Another broker's certificate stops no broker, and does not tell it that it is ready."""
+    async with secured(etcd, keys, tmp_path) as cluster:
+
+        async def asked(name: str, broker_id: int) -> list[grpc.StatusCode]:
+            stub: Any = controller_pb2_grpc.ControllerStub(await cluster.channel("controller", name))
+            statuses = []
+            for call, request in (
+                (stub.ControlledShutdown, controller_pb2.ControlledShutdownRequest(broker_id=broker_id)),
+                (stub.DescribeReadiness, controller_pb2.DescribeReadinessRequest(broker_id=broker_id)),
+            ):
+                try:
+                    answer = await call(request, timeout=10)
+                    assert from_proto(answer.error) is ErrorCode.STALE_BROKER_EPOCH, answer
+                    statuses.append(grpc.StatusCode.OK)
+                except grpc.aio.AioRpcError as error:
+                    statuses.append(error.code())
+            return statuses
+
+        for name in ("broker-1", "broker-00", "controller", "mallory"):
+            assert await asked(name, 0) == [grpc.StatusCode.PERMISSION_DENIED] * 2, name
+        for name in ("broker-0", "admin"):
+            assert await asked(name, 0) == [grpc.StatusCode.OK] * 2, name
+
+
+async def test_the_debug_role_lists_offsets_where_replicas_are_told_apart(
+    etcd: LocalEtcd, keys: Keys, tmp_path: Path
+) -> None:
+    """As it fetches: without an authorizer nobody is asked."""
+    async with secured(etcd, keys, tmp_path) as cluster:
+        stub: Any = broker_pb2_grpc.BrokerStub(await cluster.channel("broker", "admin"))
+        part = broker_pb2.ListOffsetsPartition(partition=to_key(PartitionKey(bytes(16), 0)), leader_epoch=-1)
+        listed = await stub.ListOffsets(broker_pb2.ListOffsetsRequest(replica_id=-2, partitions=[part]), timeout=10)
+        error = from_proto(listed.results[0].error)
+        assert error not in (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST), listed
 
 
 @pytest.mark.parametrize(

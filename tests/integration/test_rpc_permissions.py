@@ -20,9 +20,11 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
+from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import (
     broker_pb2,
+    broker_pb2_grpc,
     common_pb2,
     controller_pb2,
     group_pb2,
@@ -197,6 +199,20 @@ async def test_what_is_internal_is_not_there_for_clients(secured: SecuredBroker)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await (call.read() if method.server_streaming else call)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_debug_role_lists_offsets_of_nobody_who_may_not_alter_the_cluster(secured: SecuredBroker) -> None:
+    manager = secured.trio.replica_manager
+    assert manager is not None
+    part = broker_pb2.ListOffsetsPartition(partition=to_key(PartitionKey(bytes(16), 0)), leader_epoch=-1)
+    request = broker_pb2.ListOffsetsRequest(replica_id=-2, partitions=[part])
+    refused = {}
+    async with open_channel(manager.addresses["INTERNAL"]) as channel:
+        stub: Any = broker_pb2_grpc.BrokerStub(channel)
+        for name in ("mallory", "admin"):
+            listed = await stub.ListOffsets(request, metadata=secured.as_user(name).metadata, timeout=10)
+            refused[name] = from_proto(listed.results[0].error) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert refused == {"mallory": True, "admin": False}
 
 
 async def test_an_unknown_caller_is_anonymous_and_may_nothing(secured: SecuredBroker) -> None:

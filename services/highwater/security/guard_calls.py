@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from highwater.security.internal_peers import InternalPeers
+from highwater.security.internal_peers import OF_THE_NAMED_BROKER, InternalPeers
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import Principal, certificate_principal
 
@@ -40,10 +40,13 @@ class GuardCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
         if handler is None or method.startswith(_OPEN_TO_ALL) or not self._guards(method):
             return handler
 
-        async def check(context: Context) -> None:
+        async def check(request: Any, context: Context) -> None:
             if by_socket(context):
                 return
-            refusal = self._peers.refusal(method, certificate_principal(self._rules, context.auth_context()))
+            principal = certificate_principal(self._rules, context.auth_context())
+            refusal = self._peers.refusal(method, principal)
+            if not refusal and method in OF_THE_NAMED_BROKER:
+                refusal = self._peers.named_refusal(method, request.broker_id, principal)
             if refusal:
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
@@ -72,7 +75,7 @@ class ReplicaIdentity:
         return certificate_principal(self._rules, context.auth_context())
 
 
-def _checked(handler: Any, check: Callable[[Context], Awaitable[None]]) -> Any:
+def _checked(handler: Any, check: Callable[[Any, Context], Awaitable[None]]) -> Any:
     """The handler behind the check."""
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     behaviour = getattr(handler, kind)
@@ -80,7 +83,7 @@ def _checked(handler: Any, check: Callable[[Context], Awaitable[None]]) -> Any:
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-            await check(context)
+            await check(request, context)
             async with contextlib.aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -89,7 +92,7 @@ def _checked(handler: Any, check: Callable[[Context], Awaitable[None]]) -> Any:
     else:
 
         async def answer(request: Any, context: Context) -> Any:
-            await check(context)
+            await check(request, context)
             return await behaviour(request, context)
 
         checked = answer

@@ -25,6 +25,7 @@ class Peer(Enum):
 _OF_CONTROLLERS = frozenset({Peer.CONTROLLER})
 _OF_THE_BROKER = frozenset({Peer.OWN_BROKER})
 _OF_THE_BROKER_AND_PEOPLE = frozenset({Peer.OWN_BROKER, Peer.ADMINISTRATOR})
+_OF_BROKERS_AND_PEOPLE = frozenset({Peer.BROKER, Peer.ADMINISTRATOR})
 _OF_THE_CLUSTER = frozenset({Peer.BROKER, Peer.CONTROLLER, Peer.ADMINISTRATOR})
 
 CALLERS: Mapping[str, frozenset[Peer]] = {
@@ -52,16 +53,19 @@ CALLERS: Mapping[str, frozenset[Peer]] = {
             "Controller",
             (
                 *("CreateTopics", "DeleteTopics", "CreatePartitions", "DescribeCluster", "AlterConfigs"),
-                *("DescribeConfigs", "ReassignPartitions", "ElectLeaders", "ControlledShutdown", "DescribeReadiness"),
-                *("CreateAcls", "DescribeAcls", "DeleteAcls"),
+                *("DescribeConfigs", "ReassignPartitions", "ElectLeaders", "CreateAcls", "DescribeAcls", "DeleteAcls"),
             ),
             _OF_THE_CLUSTER,
         ),
+        ("Controller", ("ControlledShutdown", "DescribeReadiness"), _OF_BROKERS_AND_PEOPLE),
     )
     for method in methods
 }
 """By the full name of an RPC, of servers and listeners that clients do not use. The `Controller` service here is the
 controllers' own; the brokers' asks ACLs."""
+
+OF_THE_NAMED_BROKER = frozenset({f"{_V1}Controller/ControlledShutdown", f"{_V1}Controller/DescribeReadiness"})
+"""Of these a broker may name itself alone in `broker_id` of its request, and a super user any."""
 
 
 class InternalPeers:
@@ -108,6 +112,15 @@ class InternalPeers:
         return (
             f"{principal} may not call {method.rpartition('.')[2]}, which is for {who}: see broker.principal, "
             "controller.principals and super.users"
+        )
+
+    def named_refusal(self, method: str, broker_id: int, principal: Principal) -> str:
+        """The sentence that refuses a call of `OF_THE_NAMED_BROKER` for that broker; empty: it is taken."""
+        if principal == self.broker(broker_id) or self.is_a(principal, Peer.ADMINISTRATOR):
+            return ""
+        return (
+            f"{principal} may not call {method.rpartition('.')[2]} for broker {broker_id}, which is "
+            f"{self.broker(broker_id)} (broker.principal)"
         )
 
     def replica_refusal(self, broker_id: int, principal: Principal) -> str:

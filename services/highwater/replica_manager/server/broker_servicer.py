@@ -22,7 +22,14 @@ from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
-from highwater.replica_manager.requests.offsets import CONSUMER, EpochQuery, ListedOffset, OffsetQuery, OffsetsHandler
+from highwater.replica_manager.requests.offsets import (
+    CONSUMER,
+    DEBUG,
+    EpochQuery,
+    ListedOffset,
+    OffsetQuery,
+    OffsetsHandler,
+)
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.fetch_parts import FetchRole
 from highwater.replica_manager.server.fetch_stream import (
@@ -290,11 +297,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             OffsetQuery(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions
         ]
         access = self._access(context)
-        refusal = "" if request.replica_id == CONSUMER else self._listener.refusal("the replica or debug role")
-        if not refusal and request.replica_id != CONSUMER and self._replicas is not None:
-            refusal = self._replicas.refusal(context, request.replica_id)
-        if refusal:
-            listed = [ListedOffset(query.key, ErrorCode.INVALID_REQUEST, refusal) for query in queries]
+        refused = self._offsets_refusal(request.replica_id, access, context)
+        if refused is not None:
+            listed = [ListedOffset(query.key, *refused) for query in queries]
         elif request.replica_id != CONSUMER:
             listed = await self._offsets.list_all(queries, request.replica_id)
         else:
@@ -316,6 +321,20 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 for each in listed
             ]
         )
+
+    def _offsets_refusal(
+        self, replica_id: int, access: Access | None, context: Context
+    ) -> tuple[ErrorCode, str] | None:
+        """The refusal of whoever lists as a replica or in the debug role, as if it fetched so; None: there is none."""
+        if replica_id == CONSUMER:
+            return None
+        if refusal := self._listener.refusal("the replica or debug role"):
+            return ErrorCode.INVALID_REQUEST, refusal
+        if replica_id == DEBUG:
+            refusal = "" if access is None else role_refusal(FetchRole.DEBUG, access)
+        elif self._replicas is not None:
+            refusal = self._replicas.refusal(context, replica_id)
+        return (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal) if refusal else None
 
     @limited(broker_pb2.OffsetForLeaderEpochResponse)
     async def OffsetForLeaderEpoch(
