@@ -55,7 +55,7 @@ from highwater.records.header import crc32c, read_header, split_batches, verify
 from highwater.records.payload_scan import scan_few_rows, scan_front, scan_payload
 from highwater.records.varint import decode_varint, encode_varint
 from highwater.rpc.framed_stream import FrameError, FrameReader, Kind, frame, hello, read_hello
-from highwater.security.acls import Acl, Operation, PatternType, PermissionType, ResourceType
+from highwater.security.acls import Acl, Operation, PatternType, PermissionType, ResourceType, problem_with
 from highwater.security.principal import user
 
 from . import batches
@@ -320,7 +320,14 @@ def _etcd_entity(data: bytes, _: Path) -> None:
 
 
 def _etcd_acl(data: bytes, _: Path) -> None:
-    acl = _KEYS.parse_acl(data.decode(errors="replace"))
+    key = data.decode(errors="backslashreplace")
+    try:
+        acl = _KEYS.parse_acl(key)
+    except ValueError:
+        denied = _KEYS.unreadable_acls(key)
+        assert denied
+        assert not any(map(problem_with, denied))
+        raise
     assert _KEYS.parse_acl(_KEYS.acl(acl)) == acl
 
 

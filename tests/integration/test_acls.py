@@ -20,7 +20,9 @@ from highwater.errors import ErrorCode, UserError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Put
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.service import ReplicaManagerService
 from highwater.rpc.errors import from_proto
 from highwater.security.principal import user
 from highwater.security.tokens import make_token
@@ -446,3 +448,56 @@ async def test_half_of_security_is_refused_at_the_start(
     with pytest.raises(UserError, match=said):
         async with secured_broker(etcd, store, keys, tmp_path, settings):
             pass
+
+
+async def test_an_acl_that_cannot_be_read_lets_nobody_in(secured: SecuredBroker) -> None:
+    """It may have been a DENY. It is listed as what it is taken for, counted, and removed as that."""
+    orders, others = await created(secured, "orders", "others")
+    await secured.allow("allow alice read topic *")
+    alice, admin = secured.as_user("alice"), secured.as_user("admin")
+    manager = secured.trio.replica_manager
+    assert manager is not None
+    stored = secured.world
+    for name, of_others in (("topic/literal/orders/User:alice/rea", ErrorCode.NONE), ("t\u00f6pic/garbage", REFUSED)):
+        key = stored.keys.acls + name
+        await stored.store.txn((), (Put(key, b"{}"),))
+        await secured.decided()
+        assert await fetch(alice, orders) is REFUSED, name
+        assert await fetch(alice, others) is of_others, name
+        assert await fetch(admin, orders) is ErrorCode.NONE, name
+        assert gauge(manager, "unreadable_acls") == 1
+        described = await admin.controller.DescribeAcls(controller_pb2.DescribeAclsRequest())
+        denied = [each for each in described.acls if each.unreadable]
+        assert {each.unreadable for each in denied} == {key}
+        assert {(each.operation, each.permission, each.principal) for each in denied} == {
+            (controller_pb2.ACL_OPERATION_ALL, controller_pb2.ACL_PERMISSION_DENY, "User:*")
+        }
+        wanted = controller_pb2.AclFilter(
+            resource_type=controller_pb2.ACL_RESOURCE_TYPE_TOPIC,
+            pattern_type=controller_pb2.ACL_PATTERN_TYPE_LITERAL,
+            principal="User:*",
+            permission=controller_pb2.ACL_PERMISSION_DENY,
+        )
+        request = controller_pb2.DeleteAclsRequest(filters=[wanted])
+        (deleted,) = (await admin.controller.DeleteAcls(request)).results
+        assert [each.unreadable for each in deleted.acls] == [key]
+        await secured.decided()
+        assert await fetch(alice, orders) is ErrorCode.NONE
+        assert gauge(manager, "unreadable_acls") == 0
+
+
+async def test_an_acl_that_a_hand_has_written_otherwise_is_removed_by_its_own_key(secured: SecuredBroker) -> None:
+    (orders,) = await created(secured, "orders")
+    stored = secured.world
+    await stored.store.txn((), (Put(stored.keys.acls + "TOPIC/Literal/orders/User:alice/READ/Allow", b"{}"),))
+    await secured.decided()
+    assert await fetch(secured.as_user("alice"), orders) is ErrorCode.NONE
+    await secured.revoke("allow alice read topic orders")
+    await secured.decided()
+    assert await fetch(secured.as_user("alice"), orders) is REFUSED
+
+
+def gauge(manager: ReplicaManagerService, name: str) -> float:
+    value: float | None = manager._metrics.registry.get_sample_value(f"highwater_replica_manager_{name}")
+    assert value is not None
+    return value

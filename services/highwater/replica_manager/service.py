@@ -304,7 +304,9 @@ class ReplicaManagerService:
         # What only reads, reports or cleans up is begun anew. The watch reads everything again.
         supervisor.run_forever("watch-brokers", self._watch_brokers)
         if self.authorization is not None:
-            supervisor.run_forever("watch-acls", AclWatch(self._store, self._keys, self.authorization).run)
+            acl_watch = AclWatch(self._store, self._keys, self.authorization)
+            self._counted.unreadable_acls.set_function(lambda: float(len(acl_watch.unreadable)))
+            supervisor.run_forever("watch-acls", acl_watch.run)
         checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
         supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
         supervisor.run_every("log-storage-config", RETRY_S, self._tell_log_storage, expected=(StorageUnavailableError,))

@@ -16,6 +16,7 @@ def to_acl(message: controller_pb2.Acl) -> Acl:
         parse_principal(message.principal),
         Operation(message.operation or Operation.ANY),
         PermissionType(message.permission or PermissionType.ANY),
+        message.unreadable,
     )
     if problem := problem_with(acl):
         raise ValueError(problem)
@@ -30,6 +31,7 @@ def from_acl(acl: Acl) -> controller_pb2.Acl:
         principal=str(acl.principal),
         operation=int(acl.operation),  # type: ignore[arg-type]
         permission=int(acl.permission),  # type: ignore[arg-type]
+        unreadable=acl.unreadable,
     )
 
 

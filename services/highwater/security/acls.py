@@ -7,7 +7,7 @@ principal calls from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
@@ -91,12 +91,15 @@ class Acl(NamedTuple):
     principal: Principal
     operation: Operation
     permission: PermissionType
+    unreadable: str = ""
+    """The key in etcd of one that cannot be read: the others are what it is taken for. Empty: it can."""
 
     def __str__(self) -> str:
         prefixed = "*" if self.pattern_type is PatternType.PREFIXED else ""
+        unreadable = f" (etcd's key {self.unreadable} cannot be read)" if self.unreadable else ""
         return (
             f"{self.permission.name} {self.principal} {self.operation.name} on {self.resource_type.name} "
-            f"{self.name}{prefixed}"
+            f"{self.name}{prefixed}{unreadable}"
         )
 
 
@@ -180,6 +183,35 @@ def parse_acl(resource_type: str, pattern_type: str, name: str, principal: str, 
     if problem := problem_with(acl):
         raise ValueError(problem)
     return acl
+
+
+def unreadable_acls(key: str, words: Sequence[str]) -> tuple[Acl, ...]:
+    """The ACLs that one which cannot be read is taken for: it may have denied anybody anything on what it was about, so
+    nobody but super users may anything there. `words` are those of its key, of which the first three name a pattern of
+    resources; where they do not, it may have been about all resources of the kind, or of every kind."""
+    kinds: tuple[ResourceType, ...] = tuple(OPERATIONS_OF)
+    pattern, name = PatternType.LITERAL, ""
+    try:
+        kinds = (_kind(words[0]),)
+        # Of fewer or more words than an ACL's the last may be cut short, or the name is not the third.
+        if 4 <= len(words) <= 6:
+            pattern, name = parse(PatternType, words[1]), words[2]
+    except (ValueError, IndexError):
+        pattern, name = PatternType.LITERAL, ""
+    made = []
+    for kind in kinds:
+        whole = CLUSTER_NAME if kind is ResourceType.CLUSTER else ANY_NAME
+        acl = Acl(kind, pattern, name, EVERYBODY, Operation.ALL, PermissionType.DENY, key)
+        made.append(acl._replace(pattern_type=PatternType.LITERAL, name=whole) if problem_with(acl) else acl)
+    return tuple(made)
+
+
+def _kind(word: str) -> ResourceType:
+    """Raises `ValueError`."""
+    kind = parse(ResourceType, word)
+    if kind not in OPERATIONS_OF:
+        raise ValueError(f"{word!r} is no kind of resource")
+    return kind
 
 
 def in_order(acls: Iterable[Acl]) -> list[Acl]:

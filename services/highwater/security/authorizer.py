@@ -11,11 +11,13 @@ READ, WRITE, DELETE and ALTER imply DESCRIBE, and ALTER_CONFIGS implies DESCRIBE
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from highwater.security.acls import ANY_NAME, EVERYBODY, Acl, Operation, PatternType, PermissionType, ResourceType
 from highwater.security.principal import Principal
 
+AT_ONCE = 480
+"""ACLs of one piece."""
 _Masks = tuple[int, int]  # bits of the operations that are allowed and denied
 _NOTHING: _Masks = (0, 0)
 _ALL_BITS = sum(1 << each for each in Operation if each > Operation.ALL)
@@ -36,9 +38,15 @@ class AclIndex:
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self.acls = frozenset(acls)
         self._rules: dict[tuple[ResourceType, PatternType, str], dict[Principal, _Masks]] = {}
+        self._lengths: dict[ResourceType, tuple[int, ...]] = {}
+
+    def build(self) -> Iterator[None]:
+        """A piece at a time; it finds nothing before the end."""
         lengths: dict[ResourceType, set[int]] = {}
-        for acl in self.acls:
-            rules = self._rules.setdefault(acl[:3], {})
+        for number, acl in enumerate(self.acls, 1):
+            if number % AT_ONCE == 0:
+                yield
+            rules = self._rules.setdefault((acl.resource_type, acl.pattern_type, acl.name), {})
             allowed, denied = rules.get(acl.principal, _NOTHING)
             if acl.permission is PermissionType.ALLOW:
                 allowed |= _IMPLIES[acl.operation]
@@ -95,7 +103,14 @@ class Authorizer:
 
     def changed(self, acls: Iterable[Acl], revision: int) -> None:
         """These are all ACLs now."""
-        self._index = AclIndex(acls)
+        for _ in self.changing(acls, revision):
+            pass
+
+    def changing(self, acls: Iterable[Acl], revision: int) -> Iterator[None]:
+        """The same a piece at a time: what was known before counts until the end."""
+        index = AclIndex(acls)
+        yield from index.build()
+        self._index = index
         self.revision = revision
         self.generation += 1
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from highwater.metadata.schema import keys as names
 from highwater.metadata.schema.keys import Keys
 from highwater.model.topic_name import is_legal_topic_name
+from highwater.security.acls import EVERYBODY, Operation, PermissionType
 
 KEYS = Keys("test")
 TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=249).filter(is_legal_topic_name)
@@ -57,3 +58,37 @@ def test_illegal_topic_names_make_no_key(topic: str) -> None:
 def test_illegal_cluster_names_are_refused(cluster: str) -> None:
     with pytest.raises(ValueError, match="illegal cluster name"):
         Keys(cluster)
+
+
+@pytest.mark.parametrize(
+    ("key", "taken_for"),
+    [
+        ("topic/literal/a%2Fb/User:x/rea", ["TOPIC LITERAL a/b"]),
+        ("topic/prefixed/or/User/read/deny", ["TOPIC PREFIXED or"]),
+        ("group/literal/g/User:x/write/deny", ["GROUP LITERAL g"]),
+        ("cluster/literal/kafka-clust/User:x/alter/deny", ["CLUSTER LITERAL kafka-cluster"]),
+        ("topic/literal/or", ["TOPIC LITERAL *"]),  # it may have gone on
+        ("topic/literal/a/b/User:x/read/deny", ["TOPIC LITERAL *"]),
+        ("topic/literal/%FF/User:x/read/deny", ["TOPIC LITERAL *"]),
+        ("topic/literal/\\xff/User:x/read/deny", ["TOPIC LITERAL *"]),  # as bytes that are no text are read
+        ("topic/any/orders/User:x/read/deny", ["TOPIC LITERAL *"]),
+        ("topic/literal//User:x/read/deny", ["TOPIC LITERAL *"]),
+        ("topic", ["TOPIC LITERAL *"]),
+        *(
+            (
+                each,
+                [f"{kind} LITERAL *" for kind in ("TOPIC", "GROUP")]
+                + ["CLUSTER LITERAL kafka-cluster"]
+                + ["TRANSACTIONAL_ID LITERAL *"],
+            )
+            for each in ("", "any/literal/orders/User:x/read/deny", "\\xfftopic/literal/a/User:x/read/deny")
+        ),
+    ],
+)
+def test_an_acl_that_cannot_be_read_denies_what_it_may_be_about(key: str, taken_for: list[str]) -> None:
+    keys = Keys("test")
+    with pytest.raises(ValueError, match="."):
+        keys.parse_acl(keys.acls + key)
+    denied = keys.unreadable_acls(keys.acls + key)
+    assert [f"{acl.resource_type.name} {acl.pattern_type.name} {acl.name}" for acl in denied] == taken_for
+    assert {acl[3:] for acl in denied} == {(EVERYBODY, Operation.ALL, PermissionType.DENY, keys.acls + key)}

@@ -208,3 +208,15 @@ def test_filters_mean_what_they_leave_open() -> None:
     assert meant(principal=ALICE) == {literal, other}
     assert meant(permission=DENY) == {other}
     assert meant(operation=Operation.WRITE) == {prefixed}
+
+
+def test_acls_are_taken_in_pieces_and_count_at_the_end() -> None:
+    made = authorizer("allow alice read topic orders")
+    pieces = 0
+    for _ in made.changing([acl(f"allow bob read topic t{number}") for number in range(5_000)], 2):
+        pieces += 1
+        assert made.allows(ALICE, Operation.READ, TOPIC, "orders")
+        assert not made.allows(BOB, Operation.READ, TOPIC, "t7")
+    assert pieces >= 10
+    assert made.allows(BOB, Operation.READ, TOPIC, "t7")
+    assert not made.allows(ALICE, Operation.READ, TOPIC, "orders")

@@ -105,7 +105,13 @@ def list_acls(
         for acl in found:
             json_line(_words(acl))
         return
-    table("", list(_COLUMNS), [list(_words(acl).values()) for acl in found])
+    table("", list(_COLUMNS), [list(_words(acl).values())[: len(_COLUMNS)] for acl in found])
+    for key in dict.fromkeys(acl.unreadable for acl in found if acl.unreadable):
+        errors.print(
+            f"etcd's key {key} is an ACL that cannot be read, and is taken for the DENY of ALL to User:* above: find "
+            "out what it was, add that, and remove this one",
+            soft_wrap=True,
+        )
 
 
 @app.command("add")
@@ -175,9 +181,10 @@ _COLUMNS = ("resource", "name", "pattern", "principal", "operation", "permission
 
 
 def _words(acl: Acl) -> dict[str, str]:
-    kind, pattern, name, principal, operation, permission = acl
+    kind, pattern, name, principal, operation, permission, unreadable = acl
     values = (kind.name, name, pattern.name, str(principal), operation.name, permission.name)
-    return dict(zip(_COLUMNS, values, strict=True))
+    words = dict(zip(_COLUMNS, values, strict=True))
+    return {**words, "unreadable": unreadable} if unreadable else words
 
 
 _PRODUCER = {ResourceType.TOPIC: (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE)}

@@ -51,12 +51,14 @@ class AclAdministration:
         """The ACLs that went by each filter. Raises `ControllerDeposed`."""
 
         async def delete() -> list[list[Acl]]:
-            known = (await read_acls(self._store, self._keys)).acls
+            stored = await read_acls(self._store, self._keys)
+            known = stored.acls
             found = []
             for each in filters:
                 found.append(in_order(acl for acl in known if each.means(acl)))
                 await asyncio.sleep(0)  # many filters over many ACLs
-            await delete_acls(self._store, self._keys, term, list(dict.fromkeys(acl for each in found for acl in each)))
+            gone = stored.keys_of({acl for each in found for acl in each})
+            await delete_acls(self._store, self._keys, term, gone)
             return found
 
         return await self._asked(delete, "the ACLs may or may not have been removed")

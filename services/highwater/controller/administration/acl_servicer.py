@@ -22,7 +22,7 @@ async def create_acls(
     administration: AclAdministration, term: ControllerTerm, request: controller_pb2.CreateAclsRequest
 ) -> controller_pb2.CreateAclsResponse:
     """Raises `ControllerDeposed`."""
-    acls, errors = _read(to_acl, request.acls)
+    acls, errors = _read(_to_be_added, request.acls)
     refusal = await administration.create(term, acls) if acls else None
     if refusal is not None:
         return controller_pb2.CreateAclsResponse(error=to_proto(*refusal))
@@ -55,6 +55,13 @@ async def delete_acls(
     return controller_pb2.DeleteAclsResponse(
         results=[_deleted(errors.get(index), deleted) for index in range(len(request.filters))]
     )
+
+
+def _to_be_added(message: controller_pb2.Acl) -> Acl:
+    """Raises `ValueError` where it is no ACL."""
+    if message.unreadable:
+        raise ValueError("unreadable says that an ACL in etcd cannot be read: leave it out")
+    return to_acl(message)
 
 
 def _deleted(error: common_pb2.Error | None, deleted: Iterator[list[Acl]]) -> controller_pb2.DeleteAclsResult:

@@ -8,7 +8,6 @@ they were when it was taken.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -89,7 +88,7 @@ class Plan:
         every beginning is harmless: a topic comes after all of its states, and so needs none made."""
         found = [(f"{keys.prefix}{key}", value) for key, value in self.entity_configs]
         found += ((keys.doubted_dir(directory_id), b"") for directory_id in self.doubted_dirs)
-        found += ((keys.acl(acl), ACL_VALUE) for acl in self.acls)
+        found += dict.fromkeys((acl.unreadable or keys.acl(acl), ACL_VALUE) for acl in self.acls)
         for topic in self.topics:
             name = topic.assignment.topic
             found.append((keys.topic_config(name), config_to_json(topic.config)))
@@ -364,13 +363,16 @@ def _doubted_dirs(backup: Backup | None) -> tuple[str, ...]:
 
 
 def _acls(backup: Backup | None) -> tuple[Acl, ...]:
-    """Those of the backup; no volume knows of any. One that cannot be read counted for nothing."""
-    found = []
+    """Those of the backup; no volume knows of any. One that cannot be read stays what it was: it may deny something."""
+    found: list[Acl] = []
     if backup is not None:
         keys = Keys(backup.cluster)
-        for key in sorted(backup.entries):
-            with contextlib.suppress(ValueError):
-                found.append(keys.parse_acl(keys.prefix + key))
+        for key in sorted(keys.prefix + key for key in backup.entries):
+            if key.startswith(keys.acls):
+                try:
+                    found.append(keys.parse_acl(key))
+                except ValueError:
+                    found += keys.unreadable_acls(key)
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from highwater.configuration.entities import (
     problem_with_name,
 )
 from highwater.model.topic_name import is_legal_topic_name
-from highwater.security.acls import Acl, parse_acl
+from highwater.security.acls import Acl, parse_acl, unreadable_acls
 
 ROOT = "/highwater"
 DEFAULT_ENTITY = "__default"
@@ -213,7 +213,15 @@ class Keys:
         words = key.removeprefix(self.acls).split("/")
         if not key.startswith(self.acls) or len(words) != ACL_WORDS:
             raise ValueError(f"{key!r} is not the key of an ACL")
-        return parse_acl(*map(unquote, words))
+        return parse_acl(*map(_unquoted, words))
+
+    def unreadable_acls(self, key: str) -> tuple[Acl, ...]:
+        """The ACLs that one which cannot be read is taken for, by its key."""
+        words = key.removeprefix(self.acls).split("/")
+        try:
+            return unreadable_acls(key, [*map(_unquoted, words[:3]), *words[3:]])
+        except ValueError:  # of its pattern no more is known than what is before
+            return unreadable_acls(key, words[:1])
 
     def parse(self, key: str) -> ParsedKey | None:
         """Parses a key of this cluster; None for keys that these classes do not speak of."""
@@ -235,6 +243,13 @@ def _checked(topic: str) -> str:
 
 def _quoted(name: str) -> str:
     return quote(name, safe="*:")
+
+
+def _unquoted(word: str) -> str:
+    """Raises `ValueError` for what stood there as bytes that are no text: what is left of it is another name."""
+    if "\\" in word:  # as they are read from etcd; `_quoted` leaves none
+        raise ValueError(f"{word!r} is no text")
+    return unquote(word, errors="strict")
 
 
 def _escaped(name: str | None) -> str:

@@ -15,7 +15,9 @@ class UnreadableEntries:
     """The keys of one reader: each is said once, for as long as it cannot be read. A key that a hand or a newer version
     has written does not keep others from what they need."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        """`quiet`: the log says nothing, as another reader of the same says it."""
+        self._quiet = quiet
         self._keys: set[str] = set()
 
     def __len__(self) -> int:
@@ -25,6 +27,8 @@ class UnreadableEntries:
         """Notes an entry that cannot be taken as it is."""
         if key not in self._keys and len(self._keys) < MOST_KEPT:
             self._keys.add(key)
+            if self._quiet:
+                return
             _log.error("%s; everything else is served", why)
 
     def read(self, key: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.acls import watch_acls
+from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.store import Store
 from highwater.security.access import Authorization
 from highwater.telemetry.log import get_logger
@@ -22,12 +23,14 @@ class AclWatch:
         self._store = store
         self._keys = keys
         self._authorization = authorization
+        self.unreadable = UnreadableEntries()
 
     async def run(self) -> None:
         """Runs for ever."""
-        async with contextlib.aclosing(watch_acls(self._store, self._keys)) as updates:
+        async with contextlib.aclosing(watch_acls(self._store, self._keys, self.unreadable)) as updates:
             async for acls, revision in updates:
-                self._authorization.authorizer.changed(acls, revision)
+                for _ in self._authorization.authorizer.changing(acls, revision):
+                    await asyncio.sleep(0)
                 logger.info("ACLs revision=%d count=%d", revision, len(acls))
                 for tell in self._authorization.listening():  # each may have much to look at
                     tell()

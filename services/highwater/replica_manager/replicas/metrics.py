@@ -34,6 +34,9 @@ class ReplicaManagerMetrics:
         )
         self.state = metrics.gauge("broker_state", "The broker's state, by Kafka's numbers")
         self.ready = metrics.gauge("ready", "1 while the broker says that it is ready")
+        self.unreadable_acls = metrics.gauge(
+            "unreadable_acls", "ACLs in etcd that cannot be read: nobody but super users may what they may be about"
+        )
         self.out_of_sync = metrics.gauge(
             "out_of_sync_partitions", "Replicas assigned here that are outside their ISRs, as the controller last said"
         )
