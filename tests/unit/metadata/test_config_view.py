@@ -231,3 +231,28 @@ def test_entities_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(unreadable) == 2
     put(view, entry(ClientEntity("c0"), {"producer_byte_rate": "7"}), EntityKind.CLIENTS)
     assert view.config(ClientEntity("c0")) == {"producer_byte_rate": "7"}
+
+
+def test_what_is_listed_counts_when_all_of_it_is_read_and_others_have_their_turns_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_view, "AT_ONCE", 10)
+    view, _, told = listed(*(entry(BrokerEntity(number), {"log.retention.ms": "5"}) for number in range(40)))
+    assert len(told.heard) == 40
+    told.heard.clear()
+    changed = [entry(BrokerEntity(number), {"log.retention.ms": "6"}, 11) for number in range(10, 50)]
+    broken = entry(BrokerEntity(60), b"nonsense", 11)
+    pieces = 0
+    for _ in view.listing(EntityKind.BROKERS, Listing((*changed, broken), 20)):
+        pieces += 1
+        assert len(told.heard) <= 10 * pieces
+        if not told.heard:  # it is being read
+            assert view.config(BrokerEntity(0)) == {"log.retention.ms": "5"}
+            assert not view.keeps_all([BrokerEntity(60)])
+        # What another kind's watch finds meanwhile stays.
+        put(view, entry(CLUSTER, b"nonsense", 12), EntityKind.CLUSTER)
+        told.heard = [each for each in told.heard if each[0] != CLUSTER]
+    assert pieces >= 8
+    assert len(told.heard) == 51
+    assert view.keeps_all([BrokerEntity(60)])
+    assert view.keeps_all([CLUSTER])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from highwater.configuration.dynamic_keys import DELETING_KEYS, KEEP_ALL_RECORDS, KEYS
@@ -15,6 +16,8 @@ from highwater.metadata.store.transactions import Entry, Event, Listing
 
 MOST_ENTITIES = 20_000
 """Configurations of one kind; what stands in etcd beyond them is left out."""
+AT_ONCE = 240
+"""Configurations of one piece."""
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -69,22 +72,35 @@ class ConfigView:
 
     def list(self, kind: EntityKind, listing: Listing) -> None:
         """Takes all that there is of a kind in place of what was known. A listener hears of what differs."""
-        before, doubted = self._configs[kind], self._doubted
-        self._doubted = {entity for entity in doubted if entity.kind is not kind}
+        for _ in self.listing(kind, listing):
+            pass
+
+    def listing(self, kind: EntityKind, listing: Listing) -> Iterator[None]:
+        """The same a piece at a time, without an `apply` of the kind between them: what was known before counts until
+        all is read, and listeners hear of it then."""
         found: dict[ConfigEntity, Mapping[str, str]] = {}
-        for entry in listing.entries:
+        doubts: set[ConfigEntity] = set()
+        for number, entry in enumerate(listing.entries, 1):
+            if number % AT_ONCE == 0:
+                yield
             entity = self._entity(kind, entry.key)
             if entity is None:
                 continue
             if len(found) >= MOST_ENTITIES:
                 self._above_most(entry.key)
-            elif config := self._read(entity, entry):
+            elif config := self._read(entity, entry, doubts):
                 found[entity] = config
+        before, doubted = self._configs[kind], {entity for entity in self._doubted if entity.kind is kind}
         self._configs[kind] = found
-        self._missing.discard(kind)
-        for entity in dict.fromkeys((*before, *found, *(doubted ^ self._doubted))):
-            if before.get(entity) != found.get(entity) or (entity in doubted) != (entity in self._doubted):
+        self._doubted = (self._doubted - doubted) | doubts
+        gone = (entity for entity in before if entity not in found)
+        left_out = (entity for entity in doubted ^ doubts if entity not in found and entity not in before)
+        for number, entity in enumerate(itertools.chain(gone, found, left_out), 1):
+            if number % AT_ONCE == 0:
+                yield
+            if before.get(entity) != found.get(entity) or (entity in doubted) != (entity in doubts):
                 self._tell(entity, found.get(entity, _NOTHING))
+        self._missing.discard(kind)
 
     def apply(self, kind: EntityKind, events: Iterable[Event]) -> None:
         """Takes what has changed of a kind."""
@@ -101,7 +117,7 @@ class ConfigView:
                 self._above_most(event.key)
                 continue
             else:
-                config = self._read(entity, event.entry)
+                config = self._read(entity, event.entry, self._doubted)
             if config:
                 configs[entity] = config
             else:
@@ -123,25 +139,27 @@ class ConfigView:
             return None
         return entity
 
-    def _read(self, entity: ConfigEntity, entry: Entry) -> Mapping[str, str]:
+    def _read(self, entity: ConfigEntity, entry: Entry, doubted: set[ConfigEntity]) -> Mapping[str, str]:
+        """`doubted`: the entity is added where what is left out may say how long records are to be kept."""
         try:
             config, left_out = readable(entry, lambda each: _usable(each, entity.kind))
         except CorruptMetadataError as error:
             self._unreadable.found(entry.key, str(error))
-            self._doubt(entity)
+            _doubt(entity, doubted)
             return _NOTHING
         if left_out:
             named = "; ".join(left_out)[:MAX_CONFIG_VALUE_BYTES]
             self._unreadable.found(entry.key, f"of etcd's key {entry.key} is left out: {named}")
             if any(each.startswith(f"{key} ") for each in left_out for key in DELETING_KEYS):
-                self._doubt(entity)
+                _doubt(entity, doubted)
         else:
             self._unreadable.read(entry.key)
         return config
 
-    def _doubt(self, entity: ConfigEntity) -> None:
-        if entity.kind in (EntityKind.BROKERS, EntityKind.CLUSTER):
-            self._doubted.add(entity)
+
+def _doubt(entity: ConfigEntity, doubted: set[ConfigEntity]) -> None:
+    if entity.kind in (EntityKind.BROKERS, EntityKind.CLUSTER):
+        doubted.add(entity)
 
 
 def _usable(entry: Entry, kind: EntityKind) -> tuple[dict[str, str], list[str]]:

@@ -79,7 +79,8 @@ class WatchedConfigs:
             async for update in updates:
                 if isinstance(update, Listing):
                     self._unreadable[kind].listed({entry.key for entry in update.entries})
-                    self.view.list(kind, update)
+                    for _ in self.view.listing(kind, update):
+                        await asyncio.sleep(0)
                 else:
                     self.view.apply(kind, update.events)
                 self._revisions[kind] = update.revision
