@@ -14,9 +14,11 @@ from highwater.model.fence_role import Role
 from highwater.model.log_state import LogState
 from highwater.quotas.replication_quota import Rates
 from highwater.replica_manager.partition.actions import FenceAnswer, Instruction
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.requests import session_fetch
-from highwater.replica_manager.requests.fetch import FetchParams
+from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.responses.fetch_parts import FetchPart, FetchRole
+from highwater.telemetry.metrics import Metrics
 
 THROTTLED = {"leader.replication.throttled.replicas": "*"}
 
@@ -128,3 +130,32 @@ async def test_what_is_held_back_is_told_by_topic_while_there_is_a_throttle() ->
     assert list(leader.replica_manager.held_back_by_topic()) == [(("t",), 30.0)]
     leader.rate(None)
     assert not list(leader.replica_manager.held_back_by_topic())
+
+
+async def test_a_session_that_names_all_in_each_request_is_held_back_and_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader = ThrottlingLeader(2)
+    handler = FetchHandler(leader.replica_manager, ReplicaManagerMetrics(Metrics("test")), max_bytes=1_000)
+    monkeypatch.setattr(handler, "read_places", lambda reads, **_: leader._read(reads))
+    session = leader.replica_manager.sessions.open(2, 102, 0)
+    quota = leader.replica_manager.leader_quota
+
+    async def has_batches(max_wait_ms: int = 0) -> bool:
+        parts = [FetchPart(key(number), EPOCH, 0, 0, 0, -1, 0) for number in range(2)]
+        params = FetchParams(FetchRole.REPLICA, parts, max_wait_ms, 1, leader.max_bytes, True, session=session)
+        handler.note_follower(params)
+        found = await asyncio.wait_for(handler.answer(params), 10)
+        assert all(part.error is ErrorCode.NONE and part.log_end_offset == 500 for part in found)
+        return any(part.pieces for part in found)
+
+    assert not await has_batches()
+    assert not await has_batches(max_wait_ms=20)
+    leader.rate(None)
+    assert await has_batches()
+    leader.rate(1.0)
+    assert await has_batches()  # nothing is owed yet
+    assert quota.wait_s(leader.now_ms / 1000) > 0
+    assert not await has_batches()
+    leader.now_ms += 3_600_000
+    assert await has_batches()

@@ -24,6 +24,7 @@ from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.payloads import rows_before_columns
+from highwater.replica_manager.requests.session_roles import is_throttled
 from highwater.replica_manager.responses.fetch_parts import (
     NO_PIECES,
     UNBOUNDED,
@@ -59,6 +60,7 @@ class FetchRead(NamedTuple):
     complete: bool  # to be answered now: enough bytes, or something that waiting does not mend
     awaited: bool  # the event loop ran meanwhile: what moved then has not been waited for
     starved: bool = False  # there is something to read, and no room for it in the budget of all responses
+    held_back_s: float = 0.0  # something waits so long for the leader's throttle (RULES 4.14)
 
 
 @dataclass(slots=True)
@@ -178,6 +180,14 @@ class FetchHandler:
         """One result for each part, in their order. Answers at once where max wait is 0, nothing was asked, min bytes
         are there, or any part failed (RULES 5.7); else when they are, the time is up or `params.wait` is ended. Where
         there is no room for what can be read, it waits for that, and answers without data where none comes in time."""
+        parts = await self._answer(params)
+        if params.session is not None and (quota := self._replica_manager.leader_quota).rate is not None:
+            moved = (each for each in parts if each.pieces)
+            throttled = (each for each in moved if is_throttled(self._replica_manager, params.session, each.key))
+            quota.moved(sum(size_of(each.pieces) for each in throttled), self._replica_manager.now_ms() / 1000)
+        return parts
+
+    async def _answer(self, params: FetchParams) -> list[FetchedPart]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(params.max_wait_ms, 0), MAX_WAIT_MS) / 1000
         waiting: Waiting[WaitingFetch] | None = None
@@ -197,13 +207,14 @@ class FetchHandler:
                     waiting = self.enter(params, read, deadline)
                     has_moved = read.awaited and self._has_moved(params, read)
                 params.room.release()
+                until = min(deadline, loop.time() + read.held_back_s) if read.held_back_s else deadline
                 del read  # what it holds is found again
                 if waiting is None:  # too many wait: this one is not woken for data, nor asked again at once
                     await params.wait.wait(min(deadline - loop.time(), FULL_PAUSE_S))
                     return (await self._read(params)).parts
                 if has_moved:
                     continue
-                await params.wait.wait(deadline - loop.time())
+                await params.wait.wait(until - loop.time())
                 self.leave(params, waiting)
                 waiting = None
         finally:
@@ -250,6 +261,10 @@ class FetchHandler:
         limit = self.limit_bytes(params)
         parts: list[FetchedPart] = []
         complete, awaited, starved = self.leads_by_now(params), False, False
+        session, held_back_s = params.session, 0.0
+        owed_s = (
+            0.0 if session is None else self._replica_manager.leader_quota.wait_s(self._replica_manager.now_ms() / 1000)
+        )
         full = False  # it has less room than it wants, or there is more to read than it has room for
         total = 0
 
@@ -274,6 +289,9 @@ class FetchHandler:
             refused = found.error is not ErrorCode.NONE or found.diverging is not None
             if hosted is None or refused or starved or found.readable_end <= part.fetch_offset:
                 continue
+            if owed_s > 0 and session is not None and is_throttled(self._replica_manager, session, part.key):
+                held_back_s = owed_s
+                continue
             if reads is None:
                 wanted = self._wanted_bytes(params)
                 granted = params.room.take(wanted)
@@ -294,7 +312,7 @@ class FetchHandler:
                 if found.error in LEADER_IS_ELSEWHERE:
                     found.leader, found.leader_epoch = self._replica_manager.leader_of(part.key)
         enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
-        return FetchRead(parts, complete or enough, awaited, starved)
+        return FetchRead(parts, complete or enough, awaited, starved, held_back_s)
 
     async def read_places(
         self, reads: Sequence[PartRead], *, role: FetchRole = FetchRole.REPLICA, accepts_columns: bool = True

@@ -82,6 +82,19 @@ class SessionRole(Protocol):
         """The session is over."""
 
 
+def is_throttled(replica_manager: ReplicaManager, session: FetchSession, key: PartitionKey) -> bool:
+    """Tells of a partition that is led here whether it is a listed replica, of a follower that no commit waits for
+    (RULES 4.14)."""
+    if replica_manager.leader_quota.rate is None:
+        return False
+    hosted = replica_manager.hosted.get(key)
+    leadership = None if hosted is None else hosted.partition.leadership
+    if hosted is None or leadership is None:
+        return False
+    listed = (key.partition, replica_manager.broker_id) in hosted.config.leader_throttled
+    return listed and not leadership.awaits(session.broker_id, replica_manager.now_ms())
+
+
 class ReplicaRole:
     """A follower's fetcher: it reads to the log end, and what it names is acknowledged (RULES 4.1, 4.11). `note` takes
     that and says what the leader makes of it."""
@@ -157,16 +170,7 @@ class ReplicaRole:
         return self.owed_s() if has_throttled or holds_back else 0.0
 
     def _is_throttled(self, place: Place) -> bool:
-        """A listed replica, of a follower that no commit waits for (RULES 4.14)."""
-        if self._replica_manager.leader_quota.rate is None:
-            return False
-        key = place.part.key
-        hosted = self._replica_manager.hosted.get(key)
-        leadership = None if hosted is None else hosted.partition.leadership
-        if hosted is None or leadership is None:
-            return False
-        listed = (key.partition, self._replica_manager.broker_id) in hosted.config.leader_throttled
-        return listed and not self._is_awaited(leadership)
+        return is_throttled(self._replica_manager, self._session, place.part.key)
 
     def _is_awaited(self, leadership: Leadership) -> bool:
         return leadership.awaits(self._session.broker_id, self._replica_manager.now_ms())
