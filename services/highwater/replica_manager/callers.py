@@ -15,8 +15,8 @@ from highwater.security.authorizer import Authorizer
 from highwater.security.call_identity import IdentifyCalls
 from highwater.security.guard_calls import GuardCalls, ReplicaIdentity
 from highwater.security.mapping_rules import MappingRules
-from highwater.security.principal import Principal
 from highwater.security.settings import check_certificates_shown
+from highwater.security.token_watch import ShownToken, TokenWatch
 from highwater.security.tokens import InvalidTokenError, TokenFile, is_jwt
 from highwater.telemetry.log import get_logger
 
@@ -82,6 +82,7 @@ class Identification:
                 requires_certificates=settings.requires_certificates(internal),
             )
         self._oidc = _oidc_of(settings)
+        self._watch = TokenWatch(self._tokens_revision)
         if self._verifies and not any(map(self._takes_tokens, settings.listeners)):
             raise UserError(
                 "tokens are to be taken, and every listener is plain text, on which others would read them: give one "
@@ -113,7 +114,7 @@ class Identification:
                 "or set tokens.allow.plaintext"
             )
             return (IdentifyCalls(self._rules, None, no_tokens=sentence, ready=ready),)
-        return (IdentifyCalls(self._rules, self._verify, ready=ready),)
+        return (IdentifyCalls(self._rules, self._verify, ready=ready, watch=self._watch),)
 
     @property
     def identifies(self) -> bool:
@@ -140,13 +141,20 @@ class Identification:
         """Tells whether any tokens count here."""
         return self._tokens is not None or self._oidc is not None
 
-    async def _verify(self, token: str) -> Principal:
+    async def _verify(self, token: str) -> ShownToken:
         if self._oidc is not None and is_jwt(token):
-            return await self._oidc.principal_of(token)
-        principal = None if self._tokens is None else self._tokens.principal_of(token)
-        if principal is None:
+            return await self._oidc.shown(token)
+        shown = None if self._tokens is None else self._tokens.shown(token)
+        if shown is None:
             raise InvalidTokenError("the token is none that this broker knows: ask who runs the cluster for another")
-        return principal
+        return shown
+
+    def _tokens_revision(self) -> int:
+        """Grows when other tokens count."""
+        if self._tokens is not None:
+            self._tokens.refresh()
+        of_file = 0 if self._tokens is None else self._tokens.revision
+        return of_file + (0 if self._oidc is None else self._oidc.revision)
 
 
 def _oidc_of(settings: ReplicaManagerSettings) -> OidcTokens | None:

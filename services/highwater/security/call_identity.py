@@ -9,15 +9,16 @@ import grpc
 import grpc.aio
 
 from highwater.security.mapping_rules import MappingRules
-from highwater.security.principal import CallIdentity, Principal, current_call
+from highwater.security.principal import CallIdentity, current_call
+from highwater.security.token_watch import ShownToken, TokenWatch
 from highwater.security.tokens import MAX_TOKEN, InvalidTokenError
 
 AUTHORIZATION = "authorization"
 _BEARER = "bearer "
 _OPEN_TO_ALL = "/grpc."  # health checks and reflection
 
-Verify = Callable[[str], Awaitable[Principal]]
-"""The principal of a token. Raises `InvalidTokenError`."""
+Verify = Callable[[str], Awaitable[ShownToken]]
+"""Looks at a token. Raises `InvalidTokenError`."""
 
 
 class IdentifyCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -25,7 +26,7 @@ class IdentifyCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     health checks and reflection are served to whoever asks.
 
     `verify` is None where no tokens are taken, for the reason that `no_tokens` says. While `ready` is not true calls
-    are UNAVAILABLE."""
+    are UNAVAILABLE. `watch` ends streams whose tokens count no more."""
 
     def __init__(
         self,
@@ -34,7 +35,9 @@ class IdentifyCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         *,
         no_tokens: str = "",
         ready: Callable[[], bool] = lambda: True,
+        watch: TokenWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._by_certificate = CallIdentity(rules)
         self._verify = verify
         self._no_tokens = no_tokens
@@ -49,17 +52,22 @@ class IdentifyCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return await continuation(handler_call_details)
         if not self._ready():
             return _refuse(grpc.StatusCode.UNAVAILABLE, "this broker has not read the ACLs yet: ask another one")
-        identity = self._by_certificate
+        identity, shown = self._by_certificate, None
         try:
             token = _token_of(handler_call_details.invocation_metadata)
             if token:
                 if self._verify is None:
                     raise InvalidTokenError(self._no_tokens)
-                identity = identity._replace(by_token=await self._verify(token))
+                shown = await self._verify(token)
+                identity = identity._replace(by_token=shown.principal)
         except InvalidTokenError as error:
             return _refuse(grpc.StatusCode.UNAUTHENTICATED, str(error))
         current_call.set(identity)  # of the task of this call, which is the one that serves it
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        if shown is None or self._watch is None or handler is None:
+            return handler
+        is_stream = handler.request_streaming or handler.response_streaming
+        return self._watch.watched(handler, shown) if is_stream else handler
 
 
 def _token_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jwt
 
 from highwater.security.principal import Principal, user
+from highwater.security.token_watch import ShownToken
 from highwater.security.tokens import InvalidTokenError
 from highwater.telemetry.log import get_logger
 
@@ -75,18 +76,28 @@ class Jwks:
         self._fetch = fetch
         self._now_s = now_s
         self._keys: Mapping[str, jwt.PyJWK] = {}
+        self.revision = 0
+        """Counts the times that they were read."""
         self._read_s = float("-inf")
         self._tried_s = float("-inf")
         self._reading: asyncio.Future[bytes] | None = None
 
-    async def key(self, key_id: str) -> jwt.PyJWK | None:
+    def holds(self, key_id: str, key: jwt.PyJWK) -> bool:
+        """Tells whether the issuer still publishes the key, as far as is known."""
+        return self._keys.get(key_id) is key
+
+    def refresh(self, *, unknown: bool = False) -> None:
+        """Has the keys read again where it is time. `unknown`: somebody wants a key that is not there."""
         now_s = self._now_s()
         stale = now_s - self._read_s >= self._refresh_s
         reading = self._reading is not None and not self._reading.done()
-        if not reading and (stale or key_id not in self._keys) and now_s - self._tried_s >= FETCH_AGAIN_S:
+        if not reading and (stale or unknown) and now_s - self._tried_s >= FETCH_AGAIN_S:
             self._tried_s = now_s
             self._reading = asyncio.get_running_loop().run_in_executor(None, self._fetch, self._url)
             self._reading.add_done_callback(self._read)
+
+    async def key(self, key_id: str) -> jwt.PyJWK | None:
+        self.refresh(unknown=key_id not in self._keys)
         if key_id not in self._keys and self._reading is not None and not self._reading.done():
             await asyncio.wait((self._reading,), timeout=LONGEST_FETCH_S)
         return self._keys.get(key_id)
@@ -97,8 +108,18 @@ class Jwks:
         except (OSError, ValueError, jwt.PyJWTError, asyncio.CancelledError) as error:
             _log.error("the issuer's keys cannot be read, and those known count on, url=%s: %r", self._url, error)
             return
-        self._keys = {key.key_id: key for key in found.keys if key.key_id and key.public_key_use in (None, "sig")}
+        known = self._keys
+        self._keys = {
+            key.key_id: before if (before := known.get(key.key_id)) is not None and _same(before, key) else key
+            for key in found.keys
+            if key.key_id and isinstance(key.key_id, str) and key.public_key_use in (None, "sig")
+        }
+        self.revision += 1
         self._read_s = self._tried_s
+
+
+def _same(one: jwt.PyJWK, other: jwt.PyJWK) -> bool:
+    return one.key_type == other.key_type and bool(one.key == other.key)
 
 
 class _Verified(NamedTuple):
@@ -117,20 +138,34 @@ class OidcTokens:
         self._wall_s = wall_s
         self._verified: dict[bytes, _Verified] = {}
 
+    @property
+    def revision(self) -> int:
+        """Counts the times that the keys were read, which it has done again where it is time."""
+        self._jwks.refresh()
+        return self._jwks.revision
+
     async def principal_of(self, token: str) -> Principal:
+        """As `shown`."""
+        return (await self.shown(token)).principal
+
+    async def shown(self, token: str) -> ShownToken:
         """Raises `InvalidTokenError`, whose sentence its sender may hear."""
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
         if known is not None and self._wall_s() < known.until_s and await self._jwks.key(known.key_id) is known.key:
-            return known.principal
+            return self._shown(known)
         key_id, key, claims = await self._claims(token)
         name = claims.get(self._settings.sub_claim)
         if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidTokenError(f"the token names nobody in its claim {self._settings.sub_claim}")
         if len(self._verified) >= MAX_REMEMBERED:
             self._verified.clear()
-        self._verified[digest] = _Verified(user(name), float(claims["exp"]) + self._settings.clock_skew_s, key_id, key)
-        return user(name)
+        until_s = float(claims["exp"]) + self._settings.clock_skew_s
+        self._verified[digest] = verified = _Verified(user(name), until_s, key_id, key)
+        return self._shown(verified)
+
+    def _shown(self, verified: _Verified) -> ShownToken:
+        return ShownToken(verified.principal, lambda: self._jwks.holds(verified.key_id, verified.key), verified.until_s)
 
     async def _claims(self, token: str) -> tuple[str, jwt.PyJWK, dict[str, Any]]:
         """With the key by which they are verified, and its id."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from highwater.errors import UserError
 from highwater.security.principal import Principal, parse_principal
+from highwater.security.token_watch import ShownToken
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
@@ -74,6 +75,8 @@ class TokenFile:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._kept: Mapping[str, KeptToken] = {}
+        self.revision = 0
+        """Counts the times that other tokens were found."""
         try:
             self._seen = self._stamp()
             self._kept = self._read()
@@ -82,14 +85,20 @@ class TokenFile:
 
     def principal_of(self, token: str) -> Principal | None:
         """None: it is no token of this file."""
-        self._refresh()
+        shown = self.shown(token)
+        return None if shown is None else shown.principal
+
+    def shown(self, token: str) -> ShownToken | None:
+        """None: it is no token of this file."""
+        self.refresh()
         token_id, _, secret = token.partition(".")
         kept = self._kept.get(token_id)
         if kept is None or not hmac.compare_digest(kept.digest, _digest(kept.salt, secret)):
             return None
-        return kept.principal
+        return ShownToken(kept.principal, lambda: self._kept.get(token_id) == kept)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Reads the file again where it is another."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:
@@ -100,9 +109,12 @@ class TokenFile:
                 _log.error(
                     "the tokens.file cannot be read, and no token counts until it can, file=%s: %s", self._path, error
                 )
+            if self._seen is not None:
+                self.revision += 1
             self._seen, self._kept = None, {}
             return
         self._seen, self._kept = stamp, kept
+        self.revision += 1
         _log.info("the tokens.file has been read again, file=%s tokens=%d", self._path, len(kept))
 
     def _stamp(self) -> tuple[int, int, int]:

@@ -204,3 +204,45 @@ def test_an_endless_answer_is_not_read(tmp_path: Any) -> None:
 def test_a_jwt_has_three_parts() -> None:
     assert is_jwt(signed())
     assert not is_jwt("3f9a2c1b77d0e1aa.secret")
+
+
+async def test_what_was_shown_counts_as_long_as_its_key_is_published() -> None:
+    issuer = Issuer(one=RSA_KEY)
+    shown = await issuer.tokens.shown(signed())
+    again = await issuer.tokens.shown(signed(sub="bob"))
+    before = issuer.tokens.revision
+
+    async def read_again() -> int:
+        issuer.now_s += 3_600
+        asked, known = issuer.asked, issuer.tokens.revision
+        await read_since(issuer, known)
+        assert issuer.asked == asked + 1  # though nobody calls
+        return issuer.tokens.revision
+
+    assert await read_again() > before
+    assert shown.counts()  # the same key, read again
+    assert again.counts()
+    issuer.keys = published(one=OTHER_KEY)
+    await read_again()
+    assert not shown.counts()
+    issuer.keys = published(one=RSA_KEY)
+    await read_again()
+    assert not again.counts()  # it may not have been the same all along
+
+
+async def test_a_key_that_is_none_keeps_nobody_out_who_has_another() -> None:
+    issuer = Issuer(one=RSA_KEY)
+    (sound,) = json.loads(published(one=RSA_KEY))["keys"]
+    for unsound in (5, {}, {**sound, "kid": ["a"]}, {**sound, "kid": {}}, {**sound, "kid": "b", "n": "*"}):
+        issuer.now_s += 3_600
+        issuer.keys = json.dumps({"keys": [unsound, sound]}).encode()
+        known = issuer.tokens.revision
+        await read_since(issuer, known)
+        assert await issuer.tokens.principal_of(signed()) == user("alice")
+
+
+async def read_since(issuer: Issuer, revision: int) -> None:
+    """Waits until the keys have been read again, in their thread."""
+    async with asyncio.timeout(10):
+        while issuer.tokens.revision == revision:  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.001)

@@ -49,6 +49,7 @@ _REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
+_ENDED_WITH_TOKEN = "highwater-token-ended"  # in the trailing metadata: it may be opened again with the token of now
 CLIENT_ID = "client-id"  # in a call's metadata, percent-encoded
 HANG_UP_TIMEOUT_S = 0.5  # for a broker to end a stream that the client has ended
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -106,6 +107,8 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return RequestTimedOutError(f"the broker at {address} did not answer in time")
+        if code is grpc.StatusCode.UNAUTHENTICATED and _has_ended_with_token(error):
+            return NetworkError(f"the broker at {address} ended the stream with its token: {details}")
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return AuthenticationError(f"the broker at {address} does not know this client: {details}")
         if code in _REFUSALS:
@@ -115,6 +118,11 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
             return RetriableError(f"the broker at {address} is overloaded: {details}", ErrorCode.OVERLOADED)
         return _unreachable(address, code, details)
     return NetworkError(f"the connection to {address} broke: {error or type(error).__name__}")
+
+
+def _has_ended_with_token(error: grpc.aio.AioRpcError) -> bool:
+    """Tells a stream that was ended from one that was never taken."""
+    return any(key == _ENDED_WITH_TOKEN for key, _ in error.trailing_metadata() or ())
 
 
 def whole_error(response: Any) -> HighwaterError | None:
@@ -279,7 +287,8 @@ class RequestStream(Generic[RequestT, ResponseT]):
         if code is grpc.StatusCode.OK:
             return error
         details = str(await self._call.details() or "")
-        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+        trailing = await self._call.trailing_metadata() or grpc.aio.Metadata()
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details, None)
 
 
 class Connection:

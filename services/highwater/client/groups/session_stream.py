@@ -116,7 +116,8 @@ class SessionStream:
                 if status is grpc.StatusCode.OK:
                     return None
                 details = str(await self._call.details() or "")
-                raise grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+                trailing = await self._call.trailing_metadata() or grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details, None)
             code = from_proto(response.error)
             if code is not ErrorCode.NONE:
                 return code, response.error.message
