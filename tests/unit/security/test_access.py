@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.replica_manager.server.metadata_answers import _creation_refusal
 from highwater.security import access as module
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType, parse_acl
@@ -113,3 +114,14 @@ def test_whoever_listens_is_told_until_it_leaves() -> None:
     leave()
     assert not authorization.listening()
     assert told == [1]
+
+
+def test_nobody_makes_a_topic_by_metadata_that_it_may_not_describe() -> None:
+    authorizer = Authorizer()
+    words = (("cluster", "kafka-cluster", "create"), ("topic", "orders", "describe"))
+    authorizer.changed([parse_acl(kind, "literal", name, "User:alice", op, "allow") for kind, name, op in words], 1)
+    alice = Access(authorizer, user("alice"), lambda topic_id: None)
+    assert _creation_refusal(alice, "orders") is None
+    refused = _creation_refusal(alice, "secrets")
+    assert refused is not None
+    assert refused[0] is ErrorCode.TOPIC_AUTHORIZATION_FAILED

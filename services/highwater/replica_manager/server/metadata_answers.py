@@ -149,8 +149,11 @@ class MetadataAnswers:
 
 
 def _creation_refusal(access: Access | None, name: str) -> CreationOutcome | None:
-    """None: the caller may have the topic made."""
-    if access is None or access.may_cluster(Operation.CREATE) or access.may_topic(Operation.CREATE, name):
+    """None: the caller may have the topic made. Of one that it may not DESCRIBE it is told nothing, and makes none."""
+    if access is None:
+        return None
+    may_create = access.may_cluster(Operation.CREATE) or access.may_topic(Operation.CREATE, name)
+    if may_create and access.may_topic(Operation.DESCRIBE, name):
         return None
     message = access.refusal(Operation.CREATE, ResourceType.TOPIC, name)
     return CreationOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
