@@ -36,7 +36,8 @@ from highwater.metadata.store.store import Store
 from highwater.rpc.connections.tls import server_credentials
 from highwater.rpc.dynamic_settings import static_settings, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
-from highwater.rpc.server import RpcServer
+from highwater.rpc.server import PEERS, RpcServer
+from highwater.security.call_shares import peers_shares
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -76,7 +77,8 @@ class ControllerService:
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[*settings.guard(), MeasuredCalls(RequestMetrics(self._metrics))],
+            interceptors=[*settings.guard(), peers_shares(), MeasuredCalls(RequestMetrics(self._metrics))],
+            limits=PEERS,
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
         self._election: ControllerElection | None = None

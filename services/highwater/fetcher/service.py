@@ -27,7 +27,8 @@ from highwater.rpc.dynamic_settings import static_settings, take_log_level, with
 from highwater.rpc.errors import to_proto
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.partition_keys import to_key
-from highwater.rpc.server import RpcServer
+from highwater.rpc.server import PEERS, RpcServer
+from highwater.security.call_shares import peers_shares
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.by_topic import partitions_by_topic
 from highwater.telemetry.log import get_logger, identify, pairs
@@ -64,7 +65,12 @@ class FetcherService:
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[*settings.guard(settings.broker_id), MeasuredCalls(RequestMetrics(self._metrics))],
+            interceptors=[
+                *settings.guard(settings.broker_id),
+                peers_shares(),
+                MeasuredCalls(RequestMetrics(self._metrics)),
+            ],
+            limits=PEERS,
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
         self._counted = FetcherMetrics(self._metrics)

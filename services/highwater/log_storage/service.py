@@ -31,7 +31,8 @@ from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.connections.tls import server_credentials
 from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
-from highwater.rpc.server import RpcServer
+from highwater.rpc.server import PEERS, RpcServer
+from highwater.security.call_shares import peers_shares
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -101,9 +102,11 @@ class LogStorageService:
             health_listen=settings.health_listen,
             interceptors=[
                 *settings.guard(settings.broker_id),
+                peers_shares(),
                 Gate(self._manager),
                 MeasuredCalls(RequestMetrics(self.metrics)),
             ],
+            limits=PEERS,
             credentials=server_credentials(settings.certificates(), require=settings.requires_certificates),
         )
         self._tasks = TaskSupervisor(

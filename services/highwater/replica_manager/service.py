@@ -67,6 +67,7 @@ from highwater.rpc.listeners import Listener
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.process.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
+from highwater.security.call_shares import CallShares, peers_shares
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -172,7 +173,11 @@ class ReplicaManagerService:
         self.authorization = authorization_of(settings, self.replica_manager)
         self._identification = Identification(settings, self.authorization)
         trusted = settings.internal_listener if len(settings.listeners) > 1 else ""
-        admission = Admission(settings.connections_max_calls_per_second, self._counted.refused_calls["rate"].inc)
+        admission = Admission(
+            settings.connections_max_calls_per_second,
+            settings.principals_max_calls_per_second,
+            self._counted.refused_calls["rate"].inc,
+        )
         self._throttling = Throttling(
             throttled=self._counted.throttled, refused=self._counted.refused_calls["quota"].inc
         )
@@ -187,6 +192,7 @@ class ReplicaManagerService:
             credentials=_credentials(settings, certificates),
             interceptors=lambda name: [
                 *self._identification.interceptors(name),
+                peers_shares() if name == trusted else _shares_of_clients(settings, self._counted),
                 measured_calls,
                 *(() if name == trusted else (charged, admission)),
             ],
@@ -449,7 +455,7 @@ class ReplicaManagerService:
             tail_cache_bytes=settings.tail_cache_bytes,
         )
         self.replica_manager.purgatory.produces.limit = settings.queued_max_requests * MAX_REQUEST_WAITS
-        self._produce_handler.resize(settings.queued_max_requests, settings.queued_max_request_bytes)
+        self._produce_handler.room.resize(settings.queued_max_requests, settings.queued_max_request_bytes)
         self.fetch_handler.resize(settings.fetch_max_bytes, settings.fetch_responses_max_bytes)
         self._topic_creation.enabled = settings.auto_create_topics_enable
 
@@ -523,6 +529,12 @@ def _limits_of_clients(settings: ReplicaManagerSettings) -> ServerLimits:
         settings.connections_max_idle_ms,
         MAX_SILENT_MS,
     )
+
+
+def _shares_of_clients(settings: ReplicaManagerSettings, counted: ReplicaManagerMetrics) -> CallShares:
+    """Of a listener that clients use."""
+    most = settings.max_open_calls
+    return CallShares(most, settings.principals_max_open_calls or max(1, most // 2), counted.refused_calls["open"].inc)
 
 
 def _credentials(

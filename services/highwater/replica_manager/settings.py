@@ -63,7 +63,12 @@ class ReplicaManagerSettings(
     max_connections: int = Field(2**31 - 2, ge=1, le=2**31 - 2)
     connections_max_idle_ms: int = Field(600_000, ge=1, le=2**31 - 2)
     connections_max_calls_per_second: float = Field(500, gt=0, le=1e9)
-    """Unary calls of one connection. These five of each listener that clients use."""
+    """Unary calls of one connection."""
+    principals_max_calls_per_second: float = Field(2_000, gt=0, le=1e9)
+    """Unary calls of one principal, by all of its connections; of who is anonymous, of one host."""
+    principals_max_open_calls: int | None = Field(None, ge=1)
+    """Likewise, calls and streams that are open. None: half of `max_open_calls`. These seven of each listener that
+    clients use."""
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
     fetch_responses_max_bytes: int = Field(256 << 20, ge=1 << 20)

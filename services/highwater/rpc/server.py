@@ -70,6 +70,10 @@ class ServerLimits(NamedTuple):
 
 _RECEIVE_LIMIT = "grpc.max_receive_message_length"
 NO_LIMITS = ServerLimits()
+PEERS = ServerLimits(max_calls=20_000)
+"""Of a server that Highwater's own processes use: twice what clients may have open at a broker, which a read of its
+log-storage may stand behind."""
+_HEALTH = ServerLimits(max_message_bytes=64 << 10, max_calls=1_000)
 
 
 class AddressInUseError(Exception):
@@ -128,7 +132,7 @@ class RpcServer:
         self.addresses: list[str] = []
         self._listen = list(listen)
         self._health = health or Health()
-        self._health_server = RpcServer([health_listen], health=self._health) if health_listen else None
+        self._health_server = health_server(health_listen, self._health) if health_listen else None
 
     async def start(self, service_names: Sequence[str]) -> None:
         """Binds and serves. `service_names` are the full names (`highwater.v1.Broker`) for health and reflection; they
@@ -189,6 +193,11 @@ class RpcServer:
         if self._health_server is not None:
             await self._health_server.stop(grace_s)
         await self.grpc.stop(grace_s)
+
+
+def health_server(listen: str, health: Health) -> RpcServer:
+    """Answers health checks and reflection alone."""
+    return RpcServer([listen], health=health, limits=_HEALTH)
 
 
 def free_socket_path(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Admission of unary calls: rates of connections, and turns of the event loop."""
+"""Admission of unary calls: rates of connections and of callers, and turns of the event loop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class AbortedError(Exception):
 
 
 class Call:
+    """Of an anonymous host: `host/connection`, or the host alone."""
+
     def __init__(self, peer: str) -> None:
-        self._peer = peer
+        host, _, connection = peer.partition("/")
+        self._peer = f"ipv4:{host}:{connection}"
 
     def peer(self) -> str:
         return self._peer
@@ -33,13 +36,13 @@ class Call:
 class Server:
     """One method behind an admission. `turn` counts the turns of the event loop in which calls have begun."""
 
-    def __init__(self, calls_per_second: float, method: str = METADATA) -> None:
+    def __init__(self, calls_per_second: float, method: str = METADATA, of_caller: float = 1e9) -> None:
         self.refused = 0
         self.now_s = 0.0
         self.begun: list[tuple[int, str]] = []  # (turn, connection)
         self._turn = 0
         self._counting = False
-        self._admission = Admission(calls_per_second, self._refuse, lambda: self.now_s)
+        self._admission = Admission(calls_per_second, of_caller, self._refuse, lambda: self.now_s)
         self._handler = grpc.unary_unary_rpc_method_handler(self._serve)
         self._method = method
 
@@ -50,7 +53,7 @@ class Server:
         if not self._counting:
             self._counting = True
             asyncio.get_running_loop().call_soon(self._count)
-        self.begun.append((self._turn, context.peer()))
+        self.begun.append((self._turn, context.peer().split(":")[1]))
         return "answer"
 
     def _count(self) -> None:
@@ -77,8 +80,8 @@ async def test_few_calls_begin_in_one_turn_and_connections_have_theirs_in_turn()
 
 async def test_a_call_that_is_given_up_takes_nobodys_turn() -> None:
     turns = Turns()
-    assert [turns.begin("a") for _ in range(CALLS_A_TURN)] == [None] * CALLS_A_TURN
-    waiting = [turns.begin("a") for _ in range(3)]
+    assert [turns.begin("a", "1") for _ in range(CALLS_A_TURN)] == [None] * CALLS_A_TURN
+    waiting = [turns.begin("a", "1") for _ in range(3)]
     assert all(waiting)
     first = waiting[0]
     assert first is not None
@@ -87,7 +90,7 @@ async def test_a_call_that_is_given_up_takes_nobodys_turn() -> None:
     assert all(turn is not None and turn.done() for turn in waiting)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert turns.begin("a") is None, "nothing is left behind"
+    assert turns.begin("a", "1") is None, "nothing is left behind"
 
 
 async def test_a_connection_beyond_its_rate_waits_and_others_do_not() -> None:
@@ -118,6 +121,41 @@ async def test_who_would_wait_too_long_is_refused_at_once_and_owes_nothing_for_i
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await server.call("fast")  # it waits again, and is not refused
+
+
+async def test_a_host_with_many_connections_has_one_turn_of_many() -> None:
+    server = Server(1e9)
+    calls = [server.call(f"flood/{number}") for number in range(200)] + [server.call("other/1") for _ in range(3)]
+    await asyncio.gather(*calls)
+    others = [place for place, (_, host) in enumerate(server.begun) if host == "other"]
+    assert max(others) < 3 * CALLS_A_TURN, "it does not wait for every connection of the other"
+
+
+async def test_the_connections_of_one_host_have_their_turns() -> None:
+    turns = Turns()
+    while turns.begin("host", "busy") is None:
+        pass
+    busy = [turns.begin("host", "busy") for _ in range(50)]
+    quiet = turns.begin("host", "quiet")
+    await asyncio.sleep(0)
+    assert quiet is not None
+    assert quiet.done()
+    assert not all(turn is not None and turn.done() for turn in busy)
+
+
+async def test_all_connections_of_a_host_have_one_rate_and_those_of_others_theirs() -> None:
+    server = Server(1e9, of_caller=1)
+    waiting = [asyncio.create_task(server.call(f"fast/{number}")) for number in range(int(MAX_WAIT_S))]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(AbortedError, match="RESOURCE_EXHAUSTED.*host fast 1 by all of its"):
+        await server.call("fast/new")
+    assert server.refused == 1
+    async with asyncio.timeout(0.6):
+        assert await server.call("other/1") == "answer"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", "/highwater.v1.ReplicaControl/LeaderAndIsr"])

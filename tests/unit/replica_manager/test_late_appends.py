@@ -173,7 +173,7 @@ class Leader:
 
     @property
     def slots(self) -> tuple[int, int]:
-        return self.produce_handler._requests, self.produce_handler._bytes
+        return self.produce_handler.room.requests, self.produce_handler.room.size
 
     def _perform(self, actions: Sequence[Any]) -> None:
         self.replica_manager.perform(self.hosted, actions)

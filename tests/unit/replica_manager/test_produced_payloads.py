@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -304,6 +304,58 @@ async def test_a_request_that_cannot_be_handed_over_ends_its_stream(monkeypatch:
     assert handed_over is not None
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(handed_over, 10)
+
+
+@pytest.mark.parametrize("acks", [0, 1, -1])
+@pytest.mark.parametrize("until_done", [False, True])
+@pytest.mark.parametrize("made", [large, small_batch], ids=["by a thread", "at once"])
+async def test_a_request_that_is_handed_over_in_part_gives_its_slot_back(
+    monkeypatch: pytest.MonkeyPatch, acks: int, until_done: bool, made: Callable[[int], bytes]
+) -> None:
+    leader = Leader(log := Log())
+    handler = leader.produce_handler
+    hand_over = handler.hand_over
+
+    def failing(request: Any, index: int, *rest: Any) -> None:
+        if index == 1:
+            raise RuntimeError("a bug")
+        hand_over(request, index, *rest)
+
+    monkeypatch.setattr(handler, "hand_over", failing)
+    answers: list[ProduceResult] = []
+    parts = [ProducePart(KEY, made(number)) for number in range(3)]
+
+    async def submit() -> None:
+        handed_over = handler.submit(acks, 0, parts, answers.extend, until_done=until_done)
+        assert handed_over is not None
+        await asyncio.wait_for(handed_over, 10)
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await submit()
+    log.answer_all()
+    leader.time_passes(1)
+    assert leader.slots == (0, 0)
+    assert handler._coming == 0
+    if acks:
+        assert [answer.error for answer in answers[1:]] == [ErrorCode.UNKNOWN_SERVER_ERROR] * 2
+
+
+async def test_an_append_that_raises_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader(log := Log())
+    pipeline = leader.hosted.pipeline
+    assert pipeline is not None
+    append = pipeline.append
+
+    def failing(*args: Any, **named: Any) -> None:
+        append(*args, **named)
+        raise RuntimeError("a bug, when it is sent already")
+
+    monkeypatch.setattr(pipeline, "append", failing)
+    with pytest.raises(RuntimeError, match="a bug"):
+        leader.produce_handler.submit(-1, 1_000, [ProducePart(KEY, small_batch(1))], lambda results: None)
+    log.answer_all()
+    assert leader.slots == (0, 0)
+    assert leader.produce_handler._coming == 0
 
 
 async def test_a_check_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

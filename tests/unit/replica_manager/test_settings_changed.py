@@ -24,14 +24,11 @@ from highwater.replica_manager.broker_config import BrokerConfig
 from highwater.replica_manager.partition.actions import HighWatermarkAdvanced, LiveBrokers, PartitionSettings
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheBudget
-from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
-from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.response_budget import ResponseBudget
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.settings import load
-from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
 MINIMUM_2, MINIMUM_3 = PartitionSettings(min_insync_replicas=2), PartitionSettings(min_insync_replicas=3)
@@ -125,20 +122,6 @@ def test_other_bounds_of_responses_let_those_go_that_wait() -> None:
     assert budget.consumers.take(50) is None
 
 
-async def test_other_bounds_of_requests_close_and_open_the_streams() -> None:
-    leader = Leader()
-    metrics = ReplicaManagerMetrics(Metrics("test"))
-    handler = ProduceHandler(leader.replica_manager, metrics, max_requests=2, max_bytes=1_000)
-    handler._requests, handler._bytes = 2, 10
-    handler.resize(2, 1_000)
-    assert not handler._has_room.is_set()
-    handler.resize(3, 1_000)
-    assert handler._has_room.is_set()
-    handler.resize(3, 10)
-    assert not handler._has_room.is_set()
-    await handler.close()
-
-
 @pytest.mark.parametrize("limit", [100, 5_000])
 async def test_fetches_are_answered_within_the_new_size(limit: int) -> None:
     leader = Leader()
@@ -159,8 +142,8 @@ def stated(service: ReplicaManagerService) -> dict[str, object]:
         "log.cleanup.policy": manager.topic_config({}).compacted,
         "message.max.bytes": (manager.topic_config({}).max_message_bytes, manager.message_max_bytes),
         "min.insync.replicas": (manager.topic_config({}).min_insync_replicas, manager.settings.min_insync_replicas),
-        "queued.max.request.bytes": service._produce_handler._max_bytes,
-        "queued.max.requests": (service._produce_handler.max_requests, manager.purgatory.produces.limit),
+        "queued.max.request.bytes": service._produce_handler.room.max_bytes,
+        "queued.max.requests": (service._produce_handler.room.max_requests, manager.purgatory.produces.limit),
         "replica.lag.time.max.ms": manager.settings.replica_lag_time_max_ms,
         "tail.cache.bytes": manager._tail_budget.max_bytes,
     }

@@ -12,6 +12,7 @@ from leading_broker import Leader, key
 from highwater.errors import ErrorCode
 from highwater.quotas.client_quotas import DEFAULT, Entity, Quota
 from highwater.replica_manager.admission.throttling import MAX_THROTTLE_S, Throttling
+from highwater.replica_manager.requests.produce_room import ProduceRoom
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.replica_manager.server.fetch_stream import FetchStream
@@ -44,18 +45,13 @@ class Call:
 class Handler:
     """Takes every produce, and answers at once."""
 
-    max_requests = 10
     written_times = SimpleNamespace(observe=lambda seconds: None)
 
     def __init__(self) -> None:
         self.taken = 0
+        self.room = ProduceRoom(10, 1 << 20)
 
-    async def room(self) -> None:
-        return None
-
-    def submit(
-        self, acks: int, timeout_ms: int, parts: Any, done: Any, *, until_done: bool = False, traceparent: str = ""
-    ) -> None:
+    def submit(self, acks: int, timeout_ms: int, parts: Any, done: Any, **named: Any) -> None:
         self.taken += 1
         done([])
 

@@ -58,7 +58,7 @@ class ReplicaManagerMetrics:
         paused = metrics.counter("throttle_seconds", "Time that clients were told to pause", ("quota",))
         self.throttle_seconds = {quota: paused.labels(quota.value) for quota in Quota}
         refused = metrics.counter("refused_calls", "Calls and requests refused before any work", ("cause",))
-        self.refused_calls = {cause: refused.labels(cause) for cause in ("quota", "rate")}
+        self.refused_calls = {cause: refused.labels(cause) for cause in ("open", "quota", "rate")}
         self.unread_responses = metrics.counter("unread_responses", "Connections closed: a response was not taken")
 
     def throttled(self, quota: Quota, pause_s: float) -> None:

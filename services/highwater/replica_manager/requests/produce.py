@@ -40,6 +40,7 @@ from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.batch_check import check
 from highwater.replica_manager.requests.payload_check import InlineChecks, PayloadCheck, run_checks
+from highwater.replica_manager.requests.produce_room import ProduceRoom
 from highwater.replica_manager.requests.produce_trace import ProduceTrace
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.tallies import Timing
@@ -80,9 +81,9 @@ Done = Callable[[Sequence[ProduceResult]], None]
 
 
 class ProduceHandler:
-    """At most `max_requests` requests, and `max_bytes` of their records, are with log-storage. While there are so many
-    streams are not read (`room`); what comes all the same is OVERLOADED at once, before anything is written. What waits
-    for followers holds no records: the purgatory bounds it.
+    """At most `max_requests` requests, and `max_bytes` of their records, are with log-storage, of one caller a part of
+    that (`room`). While there are so many streams are not read; what comes all the same is OVERLOADED at once, before
+    anything is written. What waits for followers holds no records: the purgatory bounds it.
     """
 
     def __init__(
@@ -101,26 +102,9 @@ class ProduceHandler:
         self._wall_clock_s = wall_clock_s
         self.replica_manager = replica_manager
         self._metrics = metrics
-        self.max_requests = max_requests
-        self._max_bytes = max_bytes
-        self._requests = 0
-        self._bytes = 0
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self.room = ProduceRoom(max_requests, max_bytes)
         self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, "payload-check")
         self._coming = 0  # partitions that will wait for followers once log-storage has answered
-
-    def resize(self, max_requests: int, max_bytes: int) -> None:
-        """Takes other bounds: what is under way beyond them is finished."""
-        self.max_requests, self._max_bytes = max_requests, max_bytes
-        if self._full:
-            self._has_room.clear()
-        else:
-            self._has_room.set()
-
-    async def room(self) -> None:
-        """Returns once another request may be taken: its sender is to hold it until then."""
-        await self._has_room.wait()
 
     def submit(
         self,
@@ -131,29 +115,27 @@ class ProduceHandler:
         *,
         until_done: bool = False,
         traceparent: str = "",
+        caller: str = "",
     ) -> asyncio.Future[None] | None:
         """`done` is called once: with acks=0 as soon as the records are on their way to log-storage, with acks=1 when
         all is answered by log-storage, with acks=-1 when each partition is committed, refused or out of time.
-        `until_done`: the caller holds the records until then, so they count for as long.
+        `until_done`: the records are held until then, so they count for as long. `caller`: who takes the room.
 
         None: the records are on their way. A future is done when they are: they are many, or looked into by a thread
         before. Its sender's next request is submitted after that."""
         size = sum(len(part.records) for part in parts)
         self._metrics.produced_bytes.inc(size)
-        error, message = self._refusal(acks, len(parts), size)
+        error, message = self._refusal(acks, len(parts), size, caller)
         if error is not ErrorCode.NONE:
             self._metrics.refused_produces.labels(error.name).inc(len(parts))
             for part in parts:
                 self._refused(part.key)
             done([ProduceResult(part.key, error, message) for part in parts])
             return None
-        self._requests += 1
-        self._bytes += size
+        self.room.take(caller, size)
         self._coming += len(parts) if acks == ACKS_ALL else 0
-        if self._full:
-            self._has_room.clear()
         deadline_ms = self.replica_manager.now_ms() + max(timeout_ms, 0)
-        request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
+        request = _Request(self, acks, deadline_ms, size, caller, [ProduceResult(part.key) for part in parts], done)
         if traceparent and self._tracer is not None:
             span = self._tracer.go_on("produce", traceparent, acks=acks, partitions=len(parts), bytes=size)
             request.trace = None if span is None else ProduceTrace(span, self._traced, waits=acks == ACKS_ALL)
@@ -182,18 +164,23 @@ class ProduceHandler:
         if not self._append(request, index, part, check) and request.acks == ACKS_ALL:
             self._coming -= 1
 
+    def given_up(self, request: _Request, rest: range) -> None:
+        """An error of ours: these of its partitions will not be handed over."""
+        self._coming -= len(rest) if request.acks == ACKS_ALL else 0
+        request.given_up = rest
+        for index in rest:
+            request.refuse(index, ErrorCode.UNKNOWN_SERVER_ERROR)
+        request.handed_over()
+
     async def close(self) -> None:
         """Ends the threads. Nothing may be submitted any more."""
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
 
-    def _refusal(self, acks: int, partitions: int, size: int) -> tuple[ErrorCode, str]:
+    def _refusal(self, acks: int, partitions: int, size: int, caller: str) -> tuple[ErrorCode, str]:
         if acks not in ACKS:
             return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of 0, 1 and -1 (all)"
-        if self._requests >= self.max_requests or (self._bytes and self._bytes + size > self._max_bytes):
-            return (
-                ErrorCode.OVERLOADED,
-                f"{self._requests} requests with {self._bytes} bytes are being written here: retry after a short pause",
-            )
+        if message := self.room.refusal(caller, size):
+            return ErrorCode.OVERLOADED, message
         waits = self.replica_manager.purgatory.produces
         waiting = len(waits) + self._coming
         if acks == ACKS_ALL and waiting and waiting + partitions > waits.limit:
@@ -238,8 +225,13 @@ class ProduceHandler:
         request.outstanding += 1
         request.unwritten += 1
         answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
-        traceparents = () if request.trace is None else request.trace.handed_over()
-        pipeline.append(part.records, checked.offsets, answered, traceparents=traceparents)
+        try:
+            traceparents = () if request.trace is None else request.trace.handed_over()
+            pipeline.append(part.records, checked.offsets, answered, traceparents=traceparents)
+        except Exception:
+            request.outstanding -= 1
+            request.unwritten -= 1
+            raise
         return True
 
     def came(self, request: _Request) -> None:
@@ -248,14 +240,7 @@ class ProduceHandler:
 
     def written(self, request: _Request) -> None:
         """log-storage has answered for all of it."""
-        self._requests -= 1
-        self._bytes -= request.size
-        if not self._full:
-            self._has_room.set()
-
-    @property
-    def _full(self) -> bool:
-        return self._requests >= self.max_requests or self._bytes >= self._max_bytes
+        self.room.give(request.caller, request.size)
 
     def responded(self, request: _Request) -> None:
         now_s, times = time.perf_counter(), self._metrics.produces
@@ -285,20 +270,25 @@ class _HandOver:
     """The way of a request's partitions to log-storage: looked into, and handed over, `PARTS_AT_ONCE` in a turn of the
     event loop. The first of them in the turn in which the request comes, where that takes no thread."""
 
-    __slots__ = ("_first", "_handed_over", "_handler", "_inline", "_parts", "_request")
+    __slots__ = ("_ended", "_first", "_handed_over", "_handler", "_inline", "_parts", "_request")
 
     def __init__(self, handler: ProduceHandler, request: _Request, parts: Sequence[ProducePart]) -> None:
         self._handler = handler
         self._request = request
         self._parts = parts
         self._inline = InlineChecks()
-        self._first = 0
+        self._first = 0  # of those that are not handed over
+        self._ended = False  # the request knows that no more is handed over
         self._handed_over: asyncio.Future[None] | None = None  # None: nobody waits for it
 
     def start(self) -> asyncio.Future[None] | None:
-        """None: all are handed over."""
-        if self._piece():
-            return None
+        """None: all are handed over. Raises what a step raises, as what it returns does."""
+        try:
+            if self._piece():
+                return None
+        except Exception:
+            self._give_up()
+            raise
         self._handed_over = asyncio.get_running_loop().create_future()
         return self._handed_over
 
@@ -328,12 +318,13 @@ class _HandOver:
                 trace.appends()
         for index, one in enumerate(checks, self._first):
             self._handler.hand_over(self._request, index, self._parts[index], one)
-        self._first += len(checks)
+            self._first = index + 1
         if self._first < len(self._parts):
             asyncio.get_running_loop().call_soon(self._go_on, self._piece)
             return False
         if trace is not None:
             trace.answered()
+        self._ended = True
         self._request.handed_over()
         return True
 
@@ -343,6 +334,7 @@ class _HandOver:
                 return
         except Exception as error:  # its sender must not wait for ever
             failed: Exception | None = error
+            self._give_up()
         else:
             failed = None
         if self._handed_over is None or self._handed_over.done():
@@ -351,6 +343,13 @@ class _HandOver:
             self._handed_over.set_result(None)
         else:
             self._handed_over.set_exception(failed)
+
+    def _give_up(self) -> None:
+        """A step has raised: no more is handed over, and the request holds its slot no longer than log-storage has what
+        has been."""
+        if not self._ended:
+            self._ended = True
+            self._handler.given_up(self._request, range(self._first, len(self._parts)))
 
 
 class _Request:
@@ -361,7 +360,9 @@ class _Request:
         "_done",
         "_handler",
         "acks",
+        "caller",
         "deadline_ms",
+        "given_up",
         "handed_s",
         "outstanding",
         "results",
@@ -379,6 +380,7 @@ class _Request:
         acks: int,
         deadline_ms: int,
         size: int,
+        caller: str,
         results: list[ProduceResult],
         done: Done,
     ) -> None:
@@ -388,17 +390,21 @@ class _Request:
         self.acks = acks
         self.deadline_ms = deadline_ms
         self.size = size
+        self.caller = caller
         self.results = results
+        self.given_up = range(0)  # partitions that have their answer, whatever log-storage says
         self.outstanding = 1
         self.unwritten = 1
         self.until_done = False
         self.trace: ProduceTrace | None = None
 
     def handed_over(self) -> None:
-        if self.acks == 0:
-            self._respond()
-        self._written_one()
-        self._settled_one()
+        try:
+            if self.acks == 0:
+                self._respond()
+        finally:
+            self._written_one()
+            self._settled_one()
 
     def refuse(self, index: int, error: ErrorCode, message: str = "") -> None:
         """The outcome of one partition. After an acks=0 response nobody is told."""
@@ -418,6 +424,8 @@ class _Request:
         answer: AppendAnswer,
     ) -> None:
         """log-storage has answered for one partition."""
+        if index in self.given_up:
+            return
         if self.trace is not None:
             self.trace.answered()
         self._handler.came(self)

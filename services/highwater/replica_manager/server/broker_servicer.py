@@ -57,6 +57,7 @@ from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.request_limits import limited, too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
+from highwater.security.caller import current_caller
 from highwater.security.guard_calls import ReplicaIdentity
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -134,7 +135,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
         # gRPC holds the request as long as its call.
         handed_over = self._produces.submit(
-            request, respond, self._throttling.of(context), self._access(context), until_done=True
+            request, respond, self._throttling.of(context), self._access(context), current_caller.get(), until_done=True
         )
         if handed_over is not None:
             await handed_over
@@ -143,13 +144,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ProduceStream(
         self, request_iterator: AsyncIterator[broker_pb2.ProduceRequest], context: Context
     ) -> AsyncIterator[broker_pb2.ProduceResponse]:
-        access = self._access(context)
+        access, caller = self._access(context), current_caller.get()
         responses: deque[tuple[float, broker_pb2.ProduceResponse]] = deque()  # with the time when it was there
         written = self._produce_handler.written_times
         charges = self._throttling.of(context)
         wake = asyncio.Event()
         room = asyncio.Semaphore(
-            self._produce_handler.max_requests
+            self._produce_handler.room.max_requests
         )  # a peer that reads no responses is not read either
         open_requests = 0
         ended = False
@@ -166,14 +167,14 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 while True:
                     if charges.pausing:
                         await charges.pause()
-                    await self._produce_handler.room()
+                    await self._produce_handler.room.wait(caller)
                     try:
                         request = await anext(requests)
                     except StopAsyncIteration:
                         return
                     await room.acquire()
                     open_requests += 1
-                    handed_over = self._produces.submit(request, respond, charges, access)
+                    handed_over = self._produces.submit(request, respond, charges, access, caller)
                     del request  # the records are counted from here on
                     if handed_over is not None:
                         await asyncio.wait((handed_over,))  # where the stream ends, the request goes on all the same

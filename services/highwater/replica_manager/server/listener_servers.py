@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from highwater.rpc.listeners import advertised_addresses, with_tls, without_tls
-from highwater.rpc.server import NO_LIMITS, Health, RpcServer, ServerLimits
+from highwater.rpc.server import NO_LIMITS, PEERS, Health, RpcServer, ServerLimits, health_server
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -43,13 +43,13 @@ class ListenerServers:
             name: RpcServer(
                 [with_tls(address) if name in secured else address],
                 health=self._health,
-                limits=NO_LIMITS if name == trusted else limits,
+                limits=PEERS if name == trusted else limits,
                 credentials=secured.get(name),
                 interceptors=interceptors(name),
             )
             for name, address in listeners.items()
         }
-        self._health_servers = [RpcServer([health_listen], health=self._health)] if health_listen else []
+        self._health_servers = [health_server(health_listen, self._health)] if health_listen else []
 
     def __getitem__(self, name: str) -> RpcServer:
         return self._servers[name]

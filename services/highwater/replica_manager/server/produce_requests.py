@@ -33,13 +33,15 @@ class ProduceRequests:
         respond: Respond,
         charges: CallCharges,
         access: Access | None = None,
+        caller: str = "",
         *,
         until_done: bool = False,
     ) -> asyncio.Future[None] | None:
-        """As `ProduceHandler.submit`; `respond` gets the response. `access`: what may be written; None: anything."""
+        """As `ProduceHandler.submit`; `respond` gets the response. `access`: what may be written; None: anything.
+        `caller`: who takes the room."""
         if charges.may_apply:
-            return self._charged(request, respond, charges, access, until_done=until_done)
-        return self._free(request, respond, access, until_done=until_done)
+            return self._charged(request, respond, charges, access, caller, until_done=until_done)
+        return self._free(request, respond, access, caller, until_done=until_done)
 
     def _charged(
         self,
@@ -47,6 +49,7 @@ class ProduceRequests:
         respond: Respond,
         charges: CallCharges,
         access: Access | None,
+        caller: str,
         *,
         until_done: bool,
     ) -> asyncio.Future[None] | None:
@@ -66,7 +69,7 @@ class ProduceRequests:
             response.throttle_ms = charges.throttle_ms
             respond(response)
 
-        handed_over = self._free(request, told, access, until_done=until_done)
+        handed_over = self._free(request, told, access, caller, until_done=until_done)
         charges.charge(Quota.REQUEST, client_id, thread_time() - begun_s)
         return handed_over
 
@@ -75,6 +78,7 @@ class ProduceRequests:
         request: broker_pb2.ProduceRequest,
         respond: Respond,
         access: Access | None,
+        caller: str,
         *,
         until_done: bool,
     ) -> asyncio.Future[None] | None:
@@ -93,7 +97,13 @@ class ProduceRequests:
         if access is not None:
             parts = [_checked(part, access) for part in parts]
         return self._handler.submit(
-            request.acks, request.timeout_ms, parts, done, until_done=until_done, traceparent=request.traceparent
+            request.acks,
+            request.timeout_ms,
+            parts,
+            done,
+            until_done=until_done,
+            traceparent=request.traceparent,
+            caller=caller,
         )
 
 

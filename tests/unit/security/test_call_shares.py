@@ -1,0 +1,205 @@
+"""The open calls of a server, and of one caller; over a real server, whose callers are told apart by their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from highwater.rpc.server import RpcServer
+from highwater.security.call_identity import IdentifyCalls
+from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls
+from highwater.security.caller import UNIX, caller_of, host_of
+from highwater.security.mapping_rules import MappingRules
+from highwater.security.principal import user
+
+Call = Callable[..., Any]
+CLIENTS, OWN = "test.Clients", INSTRUCTIONS.strip("/")
+
+
+class Handlers:
+    """Calls that last until they are let go."""
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+        self.begun = 0
+
+    async def unary(self, request: bytes, context: Any) -> bytes:
+        self.begun += 1
+        await self.let_go.wait()
+        return b"answer"
+
+    async def generated(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        self.begun += 1
+        yield b"begun"
+        await self.let_go.wait()
+
+    async def written(self, requests: Any, context: Any) -> None:
+        self.begun += 1
+        await context.write(b"begun")
+        await self.let_go.wait()
+
+    async def failing(self, request: bytes, context: Any) -> bytes:
+        raise RuntimeError("a bug")
+
+
+class Server:
+    def __init__(self, handlers: Handlers, shares: CallShares, channel: grpc.aio.Channel) -> None:
+        self.handlers = handlers
+        self.shares = shares
+        self.channel = channel
+        self.refused = 0
+
+    def unary(self, who: str, service: str = CLIENTS, method: str = "unary") -> Awaitable[Any]:
+        call: Any = self.channel.unary_unary(f"/{service}/{method}")
+        return asyncio.ensure_future(_awaited(call(b"", metadata=_token(who), timeout=20)))
+
+    def stream(self, who: str, method: str) -> Any:
+        call: Any = self.channel.stream_stream(f"/{CLIENTS}/{method}")
+        return call(metadata=_token(who), timeout=20)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+def _token(who: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {who}"),) if who else ()
+
+
+async def _verify(token: str) -> Any:
+    return user(token)
+
+
+@asynccontextmanager
+async def serving(most: int, most_of_one: int) -> AsyncIterator[Server]:
+    handlers = Handlers()
+    refused: list[None] = []
+    shares = CallShares(most, most_of_one, lambda: refused.append(None))
+    rpc = RpcServer(["127.0.0.1:0"], interceptors=[IdentifyCalls(MappingRules("DEFAULT"), _verify), shares])
+    methods = {
+        "unary": grpc.unary_unary_rpc_method_handler(handlers.unary),
+        "failing": grpc.unary_unary_rpc_method_handler(handlers.failing),
+        "generated": grpc.stream_stream_rpc_method_handler(handlers.generated),
+        "written": grpc.stream_stream_rpc_method_handler(handlers.written),
+    }
+    for service in (CLIENTS, OWN):
+        rpc.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    await rpc.start([])
+    try:
+        async with grpc.aio.insecure_channel(rpc.addresses[0]) as channel:
+            yield Server(handlers, shares, channel)
+            handlers.let_go.set()
+    finally:
+        await rpc.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+
+
+async def refused(call: Awaitable[Any]) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await asyncio.wait_for(call, 10)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return raised.value.details() or ""
+
+
+async def read(stream: Any) -> Any:
+    return await stream.read()
+
+
+async def test_one_caller_has_its_part_whatever_it_calls_and_others_are_served() -> None:
+    async with serving(100, 3) as server:
+        streams = [server.stream("mallory", method) for method in ("generated", "written")]
+        assert [await stream.read() for stream in streams] == [b"begun"] * 2
+        call = server.unary("mallory")
+        await until(lambda: server.handlers.begun == 3)
+        assert "OVERLOADED: User:mallory has 3 calls open" in await refused(server.unary("mallory"))
+        for method in ("generated", "written"):
+            assert "User:mallory" in await refused(read(server.stream("mallory", method)))
+        other = server.unary("alice")
+        await until(lambda: server.shares.calls.by_caller == {"User:mallory": 3, "User:alice": 1})
+        server.handlers.let_go.set()
+        assert await asyncio.gather(call, other) == [b"answer"] * 2
+        await until(lambda: server.shares.calls.open == 0)
+        assert not server.shares.calls.by_caller, "who holds nothing is forgotten"
+
+
+async def test_who_shows_no_token_is_told_apart_by_the_host() -> None:
+    async with serving(100, 1) as server:
+        call = server.unary("")
+        await until(lambda: server.handlers.begun == 1)
+        assert "host 127.0.0.1 has 1 calls open" in await refused(server.unary(""))
+        other = server.unary("alice")
+        await until(lambda: server.handlers.begun == 2)
+        server.handlers.let_go.set()
+        assert await asyncio.gather(call, other) == [b"answer"] * 2
+
+
+async def test_instructions_have_places_of_their_own() -> None:
+    async with serving(40, 30) as server:
+        calls = [server.unary(f"user {number}") for number in range(38)]
+        await until(lambda: server.handlers.begun == 38)
+        assert "38 calls are open here" in await refused(server.unary("one more"))
+        own = [server.unary("user 1", OWN) for _ in range(30)]
+        await until(lambda: server.handlers.begun == 68)
+        assert "User:user 1 has 30 calls open" in await refused(server.unary("user 1", OWN))
+        server.handlers.let_go.set()
+        await asyncio.gather(*calls, *own)
+
+
+@pytest.mark.parametrize("method", ["generated", "written", "unary"])
+async def test_a_call_that_its_client_gives_up_has_ended(method: str) -> None:
+    async with serving(100, 2) as server:
+        for number in range(1, 20):
+            if method == "unary":
+                call: Any = server.channel.unary_unary(f"/{CLIENTS}/unary")(b"", metadata=_token("a"))
+            else:
+                call = server.stream("a", method)
+            await until(lambda number=number: server.handlers.begun == number)  # type: ignore[misc]
+            call.cancel()
+            await until(lambda: server.shares.calls.open == 0)
+
+
+async def test_a_call_that_fails_has_ended() -> None:
+    async with serving(100, 1) as server:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError, match="a bug"):
+                await server.unary("a", method="failing")
+        assert server.shares.calls.open == 0
+
+
+def test_who_comes_by_a_unix_socket_is_bounded_as_all_are() -> None:
+    calls = OpenCalls(3, 1)
+    assert [calls.begin(UNIX) for _ in range(3)] == [""] * 3
+    assert "3 calls are open here" in calls.begin(UNIX)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.0.0.7:4711", "host 10.0.0.7"),
+        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:4711", "host 2001:db8:1:2::/64"),
+        ("ipv6:[2001:db8:1:2:ffff::1]:4711", "host 2001:db8:1:2::/64"),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:4711", "host 10.0.0.7"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4711", "host fe80::/64"),
+        ("ipv6:nonsense", "host "),
+        ("unix:", UNIX),
+        ("unix:/run/x", UNIX),
+        ("", "host "),
+    ],
+)
+def test_hosts(peer: str, host: str) -> None:
+    assert host_of(peer) == host
+    assert caller_of(SimpleNamespace(peer=lambda: peer)) == host
