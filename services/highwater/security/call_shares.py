@@ -1,8 +1,8 @@
 """The calls that are open at a server: bounded, and those of one caller, whatever they are, in a part of that.
 
-A call counts from when it is begun until it has ended, a stream as a unary one. One too many ends at once. The
-controller's instructions, and who asks whether the server is well, have places of their own: nobody's calls keep them
-out.
+A call counts from when it is begun, before its message has come, until it has ended; a stream as a unary one. One too
+many ends at once. The controller's instructions, and who asks whether the server is well, have places of their own:
+nobody's calls keep them out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from highwater.rpc.server import PEERS
 from highwater.security.caller import UNIX, caller_of, current_caller
@@ -83,17 +84,19 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
         return known[1]
 
     def _counted(self, handler: Any, calls: OpenCalls) -> Any:
-        """The handler, whose calls count."""
-        asked = "stream" if handler.request_streaming else "unary"
-        kind = f"{asked}_{'stream' if handler.response_streaming else 'unary'}"
-        behaviour = getattr(handler, kind)
+        """The handler, whose calls count. To gRPC all of them take a stream: it would read the one message of a unary
+        call before anybody hears of the call, and whoever never ends that message would hold what nobody counts."""
+        one = not handler.request_streaming
+        behaviour = getattr(handler, _kind(handler.request_streaming, handler.response_streaming))
         counted: Any
         if inspect.isasyncgenfunction(behaviour):
 
-            async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+            async def generate(requests: Any, context: Context) -> AsyncIterator[Any]:
                 caller = await self._begin(calls, context)
                 try:
+                    request = await _only(context) if one else requests
                     async with contextlib.aclosing(behaviour(request, context)) as responses:
+                        del request  # a large one is its behaviour's to hold
                         async for response in responses:
                             yield response
                 finally:
@@ -102,15 +105,15 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
             counted = generate
         else:
 
-            async def answer(request: Any, context: Context) -> Any:
+            async def answer(requests: Any, context: Context) -> Any:
                 caller = await self._begin(calls, context)
                 try:
-                    return await behaviour(request, context)
+                    return await behaviour(await _only(context) if one else requests, context)
                 finally:
                     calls.end(caller)
 
             counted = answer
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        make = getattr(grpc, f"{_kind(True, handler.response_streaming)}_rpc_method_handler")
         return make(counted, handler.request_deserializer, handler.response_serializer)
 
     async def _begin(self, calls: OpenCalls, context: Context) -> str:
@@ -120,6 +123,19 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         current_caller.set(caller)  # of the task of this call, for whoever counts by it
         return caller
+
+
+def _kind(requests: bool, responses: bool) -> str:
+    """As gRPC names what streams and what does not."""
+    return f"{'stream' if requests else 'unary'}_{'stream' if responses else 'unary'}"
+
+
+async def _only(context: Context) -> Any:
+    """The message of a unary call."""
+    request = await context.read()
+    if request is EOF:  # its client has given it up, or sent none
+        await context.abort(grpc.StatusCode.CANCELLED, "the call ended before its request came")
+    return request
 
 
 def peers_shares() -> CallShares:

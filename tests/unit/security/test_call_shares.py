@@ -159,6 +159,20 @@ async def test_instructions_have_places_of_their_own() -> None:
         await asyncio.gather(*calls, *own)
 
 
+async def test_a_unary_call_counts_before_its_request_has_come() -> None:
+    async with serving(100, 2) as server:
+        silent: Any = [server.channel.stream_unary(f"/{CLIENTS}/unary")(metadata=_token("mallory")) for _ in range(2)]
+        await until(lambda: server.shares.calls.open == 2)
+        assert "User:mallory has 2 calls open" in await refused(server.unary("mallory"))
+        server.handlers.let_go.set()
+        assert await server.unary("alice") == b"answer"
+        silent[0].cancel()
+        await silent[1].done_writing()  # without any request
+        with pytest.raises(grpc.aio.AioRpcError, match="before its request came"):
+            await silent[1]
+        await until(lambda: server.shares.calls.open == 0)
+
+
 @pytest.mark.parametrize("method", ["generated", "written", "unary"])
 async def test_a_call_that_its_client_gives_up_has_ended(method: str) -> None:
     async with serving(100, 2) as server:
