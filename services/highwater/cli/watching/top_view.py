@@ -65,7 +65,7 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class ThrottleRow:
-    """What is throttled now. Of a quota `paused` is the share of time for which its callers are told to pause, over all
+    """One row of those that are throttled now. Of a quota `paused` is the share of time for which its callers are told to pause, over all
     brokers; of replication `partitions` are those that are held back."""
 
     throttle: str  # a quota, "leader replication" or "follower replication"
