@@ -27,11 +27,10 @@ from highwater.model.partition import PartitionKey
 from highwater.security.principal import user
 from highwater.security.token_watch import TICK_S
 from highwater.security.tokens import make_token
-from highwater.v1 import broker_pb2, group_pb2
+from highwater.v1 import broker_pb2
 
 AT_MOST_S = 2 * TICK_S + 2.0  # on a busy machine
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-MEMBER = "3d6f0d9e-7a38-4c0e-9a53-6c9a3f0f7d11"
 
 
 @pytest.fixture
@@ -48,28 +47,12 @@ async def created(secured: SecuredBroker, name: str) -> PartitionKey:
 
 
 async def opened(caller: Any, key: PartitionKey) -> dict[str, Any]:
-    """One stream of each kind, in the middle of its work."""
+    """A stream whose handler hands out its answers, and one whose handler writes them and waits for data."""
     fetch = fetch_request(key, 0, 60_000)
     fetch.consumer.SetInParent()
     fetching = caller.broker.FetchStream()
-    await fetching.write(fetch)  # which waits for data
-    member = group_pb2.SessionRequest(
-        group="g",
-        member_id=MEMBER,
-        subscription=group_pb2.Subscription(topics=["orders"], rebalance_timeout_ms=60_000),
-        owned=group_pb2.PartitionList(),
-    )
-    sessions: list[Any] = []
-
-    async def is_member() -> bool:
-        """A coordinator that is loading ends the stream with an error."""
-        sessions.append(session := caller.groups.Session())
-        await session.write(member)
-        told = await session.read()
-        return told is not EOF and not told.HasField("error")
-
-    await eventually(is_member, "the group has a member")
-    return {"ProduceStream": await producing(caller), "FetchStream": fetching, "Session": sessions[-1]}
+    await fetching.write(fetch)
+    return {"ProduceStream": await producing(caller), "FetchStream": fetching}
 
 
 async def producing(caller: Any) -> Any:
@@ -103,7 +86,7 @@ async def replace_tokens(secured: SecuredBroker, *lines: str) -> None:
 async def test_streams_end_with_their_token(secured: SecuredBroker) -> None:
     """And nobody else's do."""
     orders = await created(secured, "orders")
-    await secured.allow("allow * all topic orders", "allow * all group g")
+    await secured.allow("allow * all topic orders")
     manager = secured.trio.replica_manager
     assert manager is not None
     watch = manager._identification._watch
@@ -111,7 +94,7 @@ async def test_streams_end_with_their_token(secured: SecuredBroker) -> None:
     of_bob = await producing(secured.as_user("bob"))
 
     async def all_open() -> bool:
-        return len(watch) == 4
+        return len(watch) == 3
 
     await eventually(all_open, "every stream is open at the broker")
     text = await asyncio.to_thread(secured.tokens_file.read_text)
@@ -138,7 +121,7 @@ async def test_a_stream_ends_when_its_token_expires(etcd: LocalEtcd, store: Stor
     }
     async with secured_broker(etcd, store, keys, tmp_path, settings) as secured:
         orders = await created(secured, "orders")
-        await secured.allow("allow * all topic orders", "allow * all group g")
+        await secured.allow("allow * all topic orders")
         expires_s = time.time() + 10
 
         def token(until_s: float) -> str:
