@@ -1,9 +1,12 @@
 """Clients that ask for more than they should, each in a process of its own: `python flood.py KIND BOOTSTRAP TOPIC
-SECONDS COUNT`. It says `ready` when it is under way, and at the end one object of JSON.
+SECONDS COUNT`. It says `ready` when it is under way, and at the end one object of JSON, in which `processor` is how
+much of one it has used meanwhile, in percent. Its calls show the token in HIGHWATER_TOKEN.
 
     connections   COUNT of them, which speak HTTP/2 and ask for nothing; one ends and another begins all the while
-    streams       COUNT FetchStreams to the first broker, which are never written to; then some more, one by one
+    streams       COUNT FetchStreams to the first broker, and more until one is refused, which are never written to;
+                  then some calls, one by one
     requests      Metadata and Produce of a few bytes, COUNT of them open at a time
+    busy          nothing but COUNT percent of one processor: what a flood takes of others' rate by being there at all
     records       COUNT records of an ordinary producer outstanding at a time: who is to go on meanwhile. Each line of
                   standard input ends an interval of what it tells, and the end of it the process
 """
@@ -12,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import grpc
@@ -27,10 +31,13 @@ from highwater.errors import ErrorCode
 from highwater.records import Record, encode_rows
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
+METADATA = (("authorization", f"Bearer {os.environ['HIGHWATER_TOKEN']}"),)
 PER_CONNECTION = 1_000  # the streams that a server lets one connection have
+UNTIL_REFUSED_S = 60.0  # a machine that is busy takes a while to begin as many calls
 ONE_BY_ONE = 50
 # Calls that are begun before a pause: of more than a server has taken, gRPC refuses some for that alone.
 AT_ONCE, PAUSE_S = 100, 0.04
+_REFUSED = "RESOURCE_EXHAUSTED"
 _HEADERS, _RST_STREAM, _SETTINGS, _PING = 1, 3, 4, 6
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
@@ -52,7 +59,7 @@ class Silent:
 
     async def call(self, method: str, count: int) -> None:
         """Begins so many calls, about as fast as the server takes them."""
-        headers = call_headers(method)
+        headers = call_headers(method, METADATA)
         for first in range(0, count, AT_ONCE):
             for number in range(first, first + AT_ONCE):
                 self._writer.write(frame(_HEADERS, _END_HEADERS, 2 * number + 1, headers))
@@ -107,23 +114,29 @@ async def connections(addresses: list[str], topic: str, seconds: float, count: i
 
 
 async def streams(addresses: list[str], topic: str, seconds: float, count: int) -> dict[str, Any]:
-    held = [Silent() for _ in range(count // PER_CONNECTION)]
-    for one in held:
-        await one.open(addresses[0])
-        await one.call("/highwater.v1.Broker/FetchStream", PER_CONNECTION)
-    ready()
-    end = monotonic() + seconds
+    held: list[Silent] = []
     codes: Counter[str] = Counter()
     slowest_s = 0.0
     async with channel_of(addresses[0]) as channel:
         stub: Any = broker_pb2_grpc.BrokerStub(channel)
+
+        async def asked() -> str:
+            try:
+                await stub.Metadata(broker_pb2.MetadataRequest(topics=[topic]), timeout=20, metadata=METADATA)
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+            return "OK"
+
+        until = monotonic() + UNTIL_REFUSED_S
+        while len(held) * PER_CONNECTION < count or (await asked() != _REFUSED and monotonic() < until):
+            held.append(Silent())
+            await held[-1].open(addresses[0])
+            await held[-1].call("/highwater.v1.Broker/FetchStream", PER_CONNECTION)
+        ready()
+        end = monotonic() + seconds
         for _ in range(ONE_BY_ONE):
             begun = monotonic()
-            try:
-                await stub.Metadata(broker_pb2.MetadataRequest(topics=[topic]), timeout=20)
-                codes["OK"] += 1
-            except grpc.aio.AioRpcError as error:
-                codes[error.code().name] += 1
+            codes[await asked()] += 1
             slowest_s = max(slowest_s, monotonic() - begun)
     await asyncio.sleep(max(0.0, end - monotonic()))
     for one in held:
@@ -151,10 +164,12 @@ async def requests(addresses: list[str], topic: str, seconds: float, count: int)
             begun = monotonic()
             try:
                 if number % 2:
-                    (result,) = (await stub.Produce(produce, timeout=20)).results
+                    (result,) = (await stub.Produce(produce, timeout=20, metadata=METADATA)).results
                     code = ErrorCode(result.error.code)
                 else:
-                    answer = await stub.Metadata(broker_pb2.MetadataRequest(topics=[topic]), timeout=20)
+                    answer = await stub.Metadata(
+                        broker_pb2.MetadataRequest(topics=[topic]), timeout=20, metadata=METADATA
+                    )
                     code = ErrorCode(answer.error.code)
                 codes[code.name] += 1
                 kind = "answer" if code is ErrorCode.NONE else "refusal"
@@ -204,18 +219,38 @@ async def records(addresses: list[str], topic: str, seconds: float, count: int) 
     return {"intervals": intervals}
 
 
+async def busy(addresses: list[str], topic: str, seconds: float, count: int) -> dict[str, Any]:
+    ready()
+    begun, used = monotonic(), process_time()
+    while (elapsed := monotonic() - begun) < seconds:
+        if 100 * (process_time() - used) > count * elapsed:
+            await asyncio.sleep(0.001)
+    return {}
+
+
+_begun: list[float] = []
+
+
 def ready() -> None:
+    _begun[:] = monotonic(), process_time()
     print("ready", flush=True)
+
+
+async def told(kind: str, addresses: list[str], topic: str, seconds: float, count: int) -> dict[str, Any]:
+    found = await KINDS[kind](addresses, topic, seconds, count)
+    elapsed, used = monotonic() - _begun[0], process_time() - _begun[1]
+    return {**found, "processor": round(100 * used / elapsed)}
 
 
 KINDS: dict[str, Callable[[list[str], str, float, int], Coroutine[Any, Any, dict[str, Any]]]] = {
     "connections": connections,
     "streams": streams,
     "requests": requests,
+    "busy": busy,
     "records": records,
 }
 
 
 if __name__ == "__main__":
     kind, bootstrap, topic, seconds, count = sys.argv[1:]
-    print(json.dumps(asyncio.run(KINDS[kind](bootstrap.split(","), topic, float(seconds), int(count)))))
+    print(json.dumps(asyncio.run(told(kind, bootstrap.split(","), topic, float(seconds), int(count)))))

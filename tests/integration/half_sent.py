@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -23,7 +24,7 @@ def header(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-def call_headers(method: str) -> bytes:
+def call_headers(method: str, metadata: Sequence[tuple[str, str]] = ()) -> bytes:
     """Of a call of gRPC."""
     return b"".join(
         header(name, value)
@@ -34,6 +35,7 @@ def call_headers(method: str) -> bytes:
             (b":authority", b"broker"),
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
+            *((key.encode(), value.encode()) for key, value in metadata),
         )
     )
 

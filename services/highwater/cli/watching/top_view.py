@@ -65,8 +65,8 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class ThrottleRow:
-    """One row of those that are throttled now. Of a quota `paused` is the share of time for which its callers are told to pause, over all
-    brokers; of replication `partitions` are those that are held back."""
+    """One row of those that are throttled now. Of a quota `paused` is the share of time for which its callers are told
+    to pause, over all brokers; of replication `partitions` are those that are held back."""
 
     throttle: str  # a quota, "leader replication" or "follower replication"
     user: str
