@@ -16,8 +16,8 @@ from highwater.security.call_identity import IdentifyCalls
 from highwater.security.guard_calls import GuardCalls, ReplicaIdentity
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.settings import check_certificates_shown
-from highwater.security.token_watch import ShownToken, TokenWatch
-from highwater.security.tokens import InvalidTokenError, TokenFile, is_jwt
+from highwater.security.token_watch import TokenWatch
+from highwater.security.tokens import InvalidTokenError, ShownToken, TokenFile, is_jwt
 from highwater.telemetry.log import get_logger
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import grpc.aio
 
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import CallIdentity, current_call
-from highwater.security.token_watch import ShownToken, TokenWatch
-from highwater.security.tokens import MAX_TOKEN, InvalidTokenError
+from highwater.security.token_watch import TokenWatch
+from highwater.security.tokens import MAX_TOKEN, InvalidTokenError, ShownToken
 
 AUTHORIZATION = "authorization"
 _BEARER = "bearer "

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jwt
 
 from highwater.security.principal import Principal, user
-from highwater.security.token_watch import ShownToken
-from highwater.security.tokens import InvalidTokenError
+from highwater.security.tokens import InvalidTokenError, ShownToken
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)

@@ -8,12 +8,12 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from highwater.security.principal import Principal
+from highwater.security.tokens import ShownToken
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
@@ -24,16 +24,6 @@ TOKEN_ENDED = "highwater-token-ended"
 _SENTENCE = (
     "the token of this stream counts no more, as it was removed or has expired: open another one with a new token"
 )
-
-
-class ShownToken(NamedTuple):
-    """A token that counted when it was shown."""
-
-    principal: Principal
-    counts: Callable[[], bool]
-    """Tells whether it is still one of those that count, whatever the time."""
-    until_s: float = math.inf
-    """Of the wall clock: from then on it does not count."""
 
 
 class TokenWatch:

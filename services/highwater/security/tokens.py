@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from highwater.errors import UserError
 from highwater.security.principal import Principal, parse_principal
-from highwater.security.token_watch import ShownToken
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
@@ -35,6 +35,16 @@ _LINE = re.compile(r"([0-9a-f]{16})\s+([0-9a-f]{32})\s+([0-9a-f]{64})\s+(\S.*)")
 
 class InvalidTokenError(Exception):
     """The call is not who it says; the sentence goes to its sender."""
+
+
+class ShownToken(NamedTuple):
+    """A token that counted when it was shown."""
+
+    principal: Principal
+    counts: Callable[[], bool]
+    """Tells whether it is still one of those that count, whatever the time."""
+    until_s: float = math.inf
+    """Of the wall clock: from then on it does not count."""
 
 
 class KeptToken(NamedTuple):

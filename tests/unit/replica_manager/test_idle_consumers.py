@@ -13,7 +13,7 @@ from leading_broker import EPOCH, Leader
 
 from highwater.client import Consumer, TopicPartition
 from highwater.client.cluster.metadata import PartitionInfo
-from highwater.client.cluster.throttle import Throttle, ThrottleTimes
+from highwater.client.cluster.throttle import Throttle
 from highwater.client.consumer.fetcher import Fetcher
 from highwater.records import Codec, encode_lists, read_header, stamp
 from highwater.replica_manager.server.fetch_stream import FetchStream
@@ -80,7 +80,7 @@ class OneLeader:
         self.metadata = SimpleNamespace(topic=lambda name: SimpleNamespace(topic_id=bytes(16)))
         self._link = link
         self.tracer = None
-        self.fetch_throttle = Throttle(ThrottleTimes())
+        self.fetch_throttle = Throttle()
 
     def leader(self, topic: str, partition: int) -> tuple[OneLeader, PartitionInfo]:
         return self, PartitionInfo(partition, 1, EPOCH)

@@ -18,6 +18,7 @@ from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls
 from highwater.security.caller import UNIX, caller_of, host_of
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import user
+from highwater.security.tokens import ShownToken
 
 Call = Callable[..., Any]
 CLIENTS, OWN = "test.Clients", INSTRUCTIONS.strip("/")
@@ -74,7 +75,7 @@ def _token(who: str) -> tuple[tuple[str, str], ...]:
 
 
 async def _verify(token: str) -> Any:
-    return user(token)
+    return ShownToken(user(token), lambda: True)
 
 
 @asynccontextmanager

@@ -122,7 +122,7 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
 
 def _has_ended_with_token(error: grpc.aio.AioRpcError) -> bool:
     """Tells a stream that was ended from one that was never taken."""
-    return any(key == _ENDED_WITH_TOKEN for key, _ in error.trailing_metadata() or ())
+    return _ENDED_WITH_TOKEN in (error.trailing_metadata() or grpc.aio.Metadata())
 
 
 def whole_error(response: Any) -> HighwaterError | None:
