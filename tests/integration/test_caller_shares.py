@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from highwater.rpc.channel import open_channel
 from replica_manager_cluster import eventually
 from secured_broker import SecuredBroker, secured_broker
 
@@ -23,6 +22,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
+from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import broker_pb2, broker_pb2_grpc, replica_control_pb2, replica_control_pb2_grpc
 
 OPEN, A_SECOND = 30, 20

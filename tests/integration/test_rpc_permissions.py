@@ -12,7 +12,6 @@ import grpc.aio
 import pytest
 from controller_world import new_topic, only
 from google.protobuf.message import Message
-from highwater.rpc.channel import open_channel
 from replica_manager_cluster import fetch_request, rows, to_key
 from secured_broker import Caller, SecuredBroker, secured_broker
 
@@ -21,6 +20,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
+from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import (
     broker_pb2,
