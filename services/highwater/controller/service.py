@@ -77,7 +77,7 @@ class ControllerService:
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[*settings.guard(), peers_shares(), MeasuredCalls(RequestMetrics(self._metrics))],
+            interceptors=[peers_shares(), *settings.guard(), MeasuredCalls(RequestMetrics(self._metrics))],
             limits=PEERS,
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )

@@ -66,8 +66,8 @@ class FetcherService:
             settings.listen,
             health_listen=settings.health_listen,
             interceptors=[
-                *settings.guard(settings.broker_id),
                 peers_shares(),
+                *settings.guard(settings.broker_id),
                 MeasuredCalls(RequestMetrics(self._metrics)),
             ],
             limits=PEERS,

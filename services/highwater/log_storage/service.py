@@ -101,8 +101,8 @@ class LogStorageService:
             settings.listen,
             health_listen=settings.health_listen,
             interceptors=[
-                *settings.guard(settings.broker_id),
                 peers_shares(),
+                *settings.guard(settings.broker_id),
                 Gate(self._manager),
                 MeasuredCalls(RequestMetrics(self.metrics)),
             ],

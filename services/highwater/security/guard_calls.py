@@ -23,7 +23,8 @@ Guards = Callable[[str], bool]
 
 class GuardCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the stubs' generic, and no class at run time
     """A call of anybody else has the status PERMISSION_DENIED. By Unix sockets nobody shows a certificate: the file's
-    permissions say who may connect. `guards` tells of a method whether it is one of these at all."""
+    permissions say who may connect. `guards` tells of a method whether it is one of these at all. It stands behind
+    `CallShares`, for which each call takes a stream: some are looked at by what they ask for."""
 
     def __init__(self, peers: InternalPeers, rules: MappingRules, guards: Guards = lambda method: True) -> None:
         self._peers = peers
@@ -46,6 +47,7 @@ class GuardCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
             principal = certificate_principal(self._rules, context.auth_context())
             refusal = self._peers.refusal(method, principal)
             if not refusal and method in OF_THE_NAMED_BROKER:
+                assert not handler.request_streaming, method
                 refusal = self._peers.named_refusal(method, request.broker_id, principal)
             if refusal:
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
