@@ -156,7 +156,7 @@ class RequestStream(Generic[RequestT, ResponseT]):
     def __init__(
         self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT], address: str, throttle: Throttle | None = None
     ) -> None:
-        self._call = call
+        self._call: grpc.aio.StreamStreamCall[RequestT, ResponseT] | None = call
         self._address = address
         self._throttle = throttle or Throttle()
         self._waiting: dict[int, _Waiting[ResponseT]] = {}
@@ -166,7 +166,9 @@ class RequestStream(Generic[RequestT, ResponseT]):
         self._answered_s = float("-inf")  # when the last answer came
         self.ask_again_at_s = float("-inf")  # kept for whoever asks others about a broker that is late
         self.broken: HighwaterError | None = None
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._tasks = {asyncio.create_task(self._write(call)), asyncio.create_task(self._read(call))}
+        for task in self._tasks:
+            task.add_done_callback(self._has_ended)
 
     def send(
         self,
@@ -219,7 +221,8 @@ class RequestStream(Generic[RequestT, ResponseT]):
         if self.broken is None:
             self._refuse_all(error)
             self._wake.set()
-            await asyncio.wait(self._tasks, timeout=HANG_UP_TIMEOUT_S)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=HANG_UP_TIMEOUT_S)
             self._abort()
 
     def _refuse_all(self, error: HighwaterError) -> None:
@@ -230,35 +233,42 @@ class RequestStream(Generic[RequestT, ResponseT]):
             request.on_answer(error)
 
     def _abort(self) -> None:
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
 
-    async def _write(self) -> None:
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        """Lets go of the call when both have: a call keeps its channel, see `Connection.call`."""
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._call = None
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT]) -> None:
         try:
             while self.broken is None:
                 while self._outgoing:
-                    await self._call.write(self._outgoing.popleft())
+                    await call.write(self._outgoing.popleft())
                 self._wake.clear()
                 if self.broken is None:
                     await self._wake.wait()
-            await self._call.done_writing()
+            await call.done_writing()
         except asyncio.CancelledError:
             self.fail(NetworkError(f"the connection to {self._address} was closed"))
             raise
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader knows why: the status of the call.
-            self.fail(transport_error(await self._cause(error), self._address))
+            self.fail(transport_error(await _cause(call, error), self._address))
         except Exception as error:
             self._failed(error)
 
-    async def _read(self) -> None:
+    async def _read(self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT]) -> None:
         try:
             while True:
-                response: Any = await self._call.read()
+                response: Any = await call.read()
                 if response is END_OF_STREAM:
-                    cause = await self._cause(ConnectionResetError("the broker ended the stream"))
+                    cause = await _cause(call, ConnectionResetError("the broker ended the stream"))
                     self.fail(transport_error(cause, self._address))
                     return
                 self._answered_s = time.monotonic()
@@ -279,16 +289,17 @@ class RequestStream(Generic[RequestT, ResponseT]):
         _log.error("a stream to %s has failed", self._address, exc_info=error)
         self.fail(NetworkError(f"the stream to {self._address} failed, by a bug of the client: {error!r}"))
 
-    async def _cause(self, error: Exception) -> Exception:
-        """The call's own status where it ended with one."""
-        if isinstance(error, grpc.aio.AioRpcError) or not self._call.done():
-            return error
-        code = await self._call.code()
-        if code is grpc.StatusCode.OK:
-            return error
-        details = str(await self._call.details() or "")
-        trailing = await self._call.trailing_metadata() or grpc.aio.Metadata()
-        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details, None)
+
+async def _cause(call: grpc.aio.StreamStreamCall[Any, Any], error: Exception) -> Exception:
+    """The call's own status where it ended with one."""
+    if isinstance(error, grpc.aio.AioRpcError) or not call.done():
+        return error
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return error
+    details = str(await call.details() or "")
+    trailing = await call.trailing_metadata() or grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details, None)
 
 
 class Connection:
@@ -368,14 +379,17 @@ class Connection:
         try:
             return await method(request, timeout=max(timeout_s, 0.001), **self.call_options)
         except grpc.aio.AioRpcError as error:
-            raise transport_error(error, self.address) from None
+            failure = transport_error(error, self.address)
         except asyncio.CancelledError:
             # A closed channel cancels its calls, which looks as if the caller were cancelled.
             if is_cancelled():
                 raise
-            raise NetworkError(f"the connection to {self.address} was closed") from None
-        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            raise NetworkError(f"the connection to {self.address} was closed") from error
+            failure = NetworkError(f"the connection to {self.address} was closed")
+        except (grpc.aio.UsageError, asyncio.InvalidStateError):
+            failure = NetworkError(f"the connection to {self.address} was closed")
+        # Raised here, it has no context: the trace of that would keep the call, and a call keeps its channel, which
+        # goes on connecting with the certificates that it was opened with, closed or not.
+        raise failure
 
     async def close(self) -> None:
         closed = NetworkError(f"the connection to {self.address} was closed")

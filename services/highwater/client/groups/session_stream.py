@@ -99,6 +99,7 @@ class SessionStream:
                 await asyncio.gather(writing, return_exceptions=True)
             if self._call is not None:
                 self._call.cancel()
+                self._call = None  # it would keep its channel
         if self._bug is not None:
             _log.error("the session stream of group %s has failed", self._names[0], exc_info=self._bug)
             code = ErrorCode.UNKNOWN_SERVER_ERROR  # the next stream would fail as well
