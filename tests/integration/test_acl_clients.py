@@ -61,6 +61,22 @@ async def test_a_producer_and_a_consumer_by_their_tokens(secured: SecuredBroker,
         assert found == [b"v", b"w"]
 
 
+async def test_a_producer_hears_of_a_revocation_and_of_its_end(secured: SecuredBroker) -> None:
+    """With WRITE it loses DESCRIBE: the topic goes from its metadata, which it asks for where a leader is late."""
+    await secured.allow("allow alice write topic open")
+    async with Producer(secured.address, token=secured.tokens["alice"]) as producer:
+        await producer.send_and_wait("open", b"v")
+        await secured.revoke("allow alice write topic open")
+        await secured.decided()
+        for _ in range(2):
+            with pytest.raises(AuthorizationError) as refused:
+                await asyncio.wait_for(producer.send_and_wait("open", b"no"), 5)
+            assert refused.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            await producer._cluster.refresh()
+        await secured.allow("allow alice write topic open")
+        assert (await asyncio.wait_for(producer.send_and_wait("open", b"w"), 5)).offset == 1
+
+
 @pytest.mark.parametrize("by", ["records", "tables", "one by one"])
 async def test_a_consumer_hears_of_a_revocation_and_of_its_end(secured: SecuredBroker, by: str) -> None:
     async def polled() -> list[bytes | None]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple
 
 from highwater.client.cluster.absent_topics import AbsentTopics, read_absent_topics
 from highwater.client.cluster.bootstrap import bootstrap_addresses
@@ -18,6 +19,7 @@ from highwater.client.cluster.tls import tls_problem
 from highwater.client.cluster.token import Token
 from highwater.client.cluster.tracing import Tracing
 from highwater.client.exceptions import (
+    AuthorizationError,
     ClientClosedError,
     HighwaterError,
     LeaderNotAvailableError,
@@ -86,6 +88,13 @@ class _Search:
     may_make_it: set[str] = field(default_factory=set)
 
 
+class Refusal(NamedTuple):
+    """Of a topic by a broker. It says nothing of what is allowed later than it was asked."""
+
+    error: AuthorizationError
+    asked_s: float
+
+
 class Cluster:
     """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged. With
     `allow_auto_topic_creation` brokers that have `auto.create.topics.enable` make the topics that are looked for;
@@ -121,6 +130,7 @@ class Cluster:
         self._searches: dict[str, _Search] = {}
         self._absent = AbsentTopics(self._absent_of)
         self._asked_for: set[str] = set()  # topics of the last refresh
+        self._refused_s: dict[str, float] = {}  # by topic: when the broker was asked that did not describe it last
         self._connections: dict[str, Connection] = {}
         self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
         self._asked_last_until: dict[str, float] = {}  # by address: of brokers that did not answer in time
@@ -219,6 +229,12 @@ class Cluster:
         info = self.metadata.partition(topic, partition)
         address = self.metadata.leader_address(topic, partition)
         return None if info is None or address is None else (self.connection(address), info)
+
+    def refusal(self, topic: str) -> Refusal | None:
+        """The reason why the topic has no leader for this client, where that is that it may not DESCRIBE it."""
+        code = self.metadata.missing.get(topic)
+        error = None if code is None else error_for(code, f"topic {topic!r}: {code.name}")
+        return Refusal(error, self._refused_s[topic]) if isinstance(error, AuthorizationError) else None
 
     def fail_overdue(self, timeout_s: float) -> None:
         """See `Connection.fail_overdue`, for every connection."""
@@ -352,11 +368,12 @@ class Cluster:
         """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7). What
         those say that answer."""
         addresses = {broker.address for broker in self.metadata.brokers.values()} or set(self._bootstrap)
+        asked_s = monotonic()
         answers = await asyncio.gather(*(self._ask(address) for address in addresses), return_exceptions=True)
         found = []
         for answer in answers:
             if isinstance(answer, MetadataAnswer):
-                self._merge(answer)
+                self._merge(answer, asked_s)
                 found.append(answer)
             elif not isinstance(answer, HighwaterError):
                 raise answer
@@ -383,7 +400,7 @@ class Cluster:
             try:
                 answer = await self._ask_in_turn(self._request())
                 self._pace(answer, monotonic() - self._last_refresh)
-                self._merge(answer)
+                self._merge(answer, self._last_refresh)
                 if self._last_error is not None:
                     _log.info("metadata is there again %s", pairs(client_id=self.client_id))
                 self._last_error = None
@@ -513,9 +530,10 @@ class Cluster:
                 search.may_make_it.add(address)
         return answer
 
-    def _merge(self, answer: MetadataAnswer) -> None:
+    def _merge(self, answer: MetadataAnswer, asked_s: float) -> None:
         former = {broker.address for broker in self.metadata.brokers.values()}
         self.metadata.merge(answer)
+        self._refused_s.update(dict.fromkeys(answer.missing, asked_s))
         for name, search in self._searches.items():
             search.found = self._described(name) or search.found
         if self.metadata.began_anew:  # all are other registrations

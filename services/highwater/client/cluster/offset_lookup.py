@@ -48,13 +48,15 @@ async def lookup_offsets(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     f"topic {name!r} has partitions 0 to {len(info.partitions) - 1}, there is no {partition.partition}",
                 )
-    delay_s = _RETRY_S
+    begun_s, delay_s = monotonic(), _RETRY_S
     while missing := [partition for partition in timestamps_ms if partition not in found]:
         by_leader: dict[Connection, list[TopicPartition]] = {}
         for partition in missing:
             leader = cluster.leader(*partition)
             if leader is None:
-                errors[partition] = _no_leader(partition)
+                refusal = cluster.refusal(partition.topic)
+                refused = refusal is not None and refusal.asked_s >= begun_s
+                errors[partition] = refusal.error if refusal and refused else _no_leader(partition)
             else:
                 by_leader.setdefault(leader[0], []).append(partition)
         await asyncio.gather(

@@ -52,6 +52,7 @@ class _Kept:
 
     fetched: tuple[FetchSession, PartitionKey] | None = None  # by whom, and under which key
     buffered_bytes: int = 0
+    leaderless_s: float | None = None  # since when it looks for a leader
 
 
 class Fetcher:
@@ -168,6 +169,7 @@ class Fetcher:
             self._delayed[partition] = buffer
             self._retry_at_ms = min(self._retry_at_ms, buffer.retry_at_ms)
         if not buffer.fetchable(now_ms, self._settings.max_partition_bytes):
+            kept.leaderless_s = None
             if kept.fetched is not None:
                 session, key = kept.fetched
                 session.changed(key)
@@ -176,14 +178,27 @@ class Fetcher:
         topic = self._cluster.metadata.topic(partition.topic)
         if leader is None or topic is None or buffer.topic_id not in (None, topic.topic_id):
             self._leave(kept)
-            self._leaderless[partition] = buffer
+            self._is_leaderless(buffer, kept)
             return
+        kept.leaderless_s = None
         connection, info = leader
         session, key = self._session(connection), PartitionKey(topic.topic_id, partition.partition)
         if kept.fetched != (session, key):
             self._leave(kept)
             kept.fetched = (session, key)
         session.put(key, info.leader_epoch, buffer)
+
+    def _is_leaderless(self, buffer: FetchBuffer, kept: _Kept) -> None:
+        """It waits for a leader, and fails where a broker says meanwhile that this client may not know of the topic."""
+        if kept.leaderless_s is None:
+            kept.leaderless_s = monotonic()
+        refusal = self._cluster.refusal(buffer.partition.topic)
+        if refusal is None or refusal.asked_s < kept.leaderless_s:
+            self._leaderless[buffer.partition] = buffer
+        else:
+            kept.leaderless_s = None  # should it be fetched again
+            buffer.fail(refusal.error)
+            self._on_change()
 
     def _session(self, connection: Connection) -> FetchSession:
         found = self._sessions.get(connection)

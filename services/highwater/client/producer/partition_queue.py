@@ -276,14 +276,34 @@ class PartitionQueue:
             self._settle(batch)
             self._leave_gap()
             given_up.append(batch)
-        # A batch that is being encoded stays until its payload is there: the encoder holds it.
-        while self.fresh and self.fresh[0].created_ms <= limit and self.fresh[0].payload is not None:
-            batch = self.fresh.popleft()
-            batch.state = BatchState.SETTLED
-            given_up.append(batch)
+        given_up += self._take_fresh(limit)
         for batch in given_up:
             batch.delivery.fail(self._timeout_error(batch), batch.records)
         return given_up
+
+    def refuse(self, error: HighwaterError, asked_ms: float) -> list[ProducerBatch]:
+        """Gives up what waits and is no younger than the question that was answered with `error`; what is in flight
+        has an answer of its own. Their deliveries have been told."""
+        given_up = [
+            batch for batch in self.unacknowledged if batch.state is BatchState.WAITING and batch.created_ms <= asked_ms
+        ]
+        for batch in given_up:
+            self._settle(batch)
+            self._leave_gap()
+        given_up += self._take_fresh(asked_ms)
+        for batch in given_up:
+            batch.delivery.fail(error, batch.records)
+        return given_up
+
+    def _take_fresh(self, limit_ms: float) -> list[ProducerBatch]:
+        """Those that were begun by then. One that is being encoded stays, and those behind it, until its payload is
+        there: the encoder holds it."""
+        taken = []
+        while self.fresh and self.fresh[0].created_ms <= limit_ms and self.fresh[0].payload is not None:
+            batch = self.fresh.popleft()
+            batch.state = BatchState.SETTLED
+            taken.append(batch)
+        return taken
 
     def give_up_all(self, error: HighwaterError) -> list[ProducerBatch]:
         """The producer closes without waiting."""

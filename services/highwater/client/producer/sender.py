@@ -17,7 +17,7 @@ from time import monotonic
 
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.connection import Connection, whole_error
-from highwater.client.exceptions import HighwaterError, RetriableError, error_for
+from highwater.client.exceptions import AuthorizationError, HighwaterError, RetriableError, error_for
 from highwater.client.producer.accumulator import (
     NEVER_DUE,
     OpenTable,
@@ -48,6 +48,8 @@ SWEEP_MS = 250.0
 # Rows of a table that are fewer bytes wait for others of their partition, as records do: each batch costs every broker
 # on its way as much as some hundred KB.
 SMALL_CHUNK_BYTES = 64 * 1024
+# After a refusal of a producer id, before the next question.
+PRODUCER_ID_PAUSE_S = 0.2
 # Failed deliveries that nobody has awaited yet, kept for `flush` to raise.
 MAX_UNRETRIEVED = 1000
 
@@ -86,6 +88,7 @@ class Sender:
         self._next_sweep_ms = 0.0
         self._producer_id: tuple[int, int] | None = None
         self._producer_id_task: asyncio.Task[None] | None = None
+        self._asked_id_s = float("-inf")
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unretrieved: list[BatchDelivery] = []
@@ -227,8 +230,7 @@ class Sender:
             elif queue.fresh or queue.unacknowledged:
                 leader = self._leader(accumulator)
                 if leader is None:
-                    self._leaderless[accumulator] = None
-                    self._cluster.request_refresh()
+                    self._is_leaderless(accumulator)
                 else:
                     by_leader.setdefault(leader, []).append(accumulator)
         for leader, accumulators in by_leader.items():
@@ -281,6 +283,22 @@ class Sender:
             accumulator.leader_epoch = info.leader_epoch
             queue.retry_now()
         return connection
+
+    def _is_leaderless(self, accumulator: PartitionAccumulator) -> None:
+        """Batches that wait for a leader wait for the next answer, and fail where that is that this client may not know
+        of the topic (any more)."""
+        refusal = self._cluster.refusal(accumulator.queue.topic)
+        if refusal is not None:
+            self._refuse(accumulator, refusal.error, refusal.asked_s)
+        self._leaderless[accumulator] = None
+        self._cluster.request_refresh()
+
+    def _refuse(self, accumulator: PartitionAccumulator, error: HighwaterError, asked_s: float) -> None:
+        refused = accumulator.queue.refuse(error, asked_s * 1000)
+        for batch in refused:
+            self._settled(batch)
+        if refused:
+            self.activate(accumulator)  # it may have an open batch, or be idle now
 
     def _sweep(self, now_ms: float) -> None:
         self._next_sweep_ms = now_ms + SWEEP_MS
@@ -480,9 +498,14 @@ class Sender:
             self._producer_id_task = asyncio.create_task(self._obtain_producer_id())
 
     async def _obtain_producer_id(self) -> None:
-        """Tried until it is there; batches that wait for it expire meanwhile."""
+        """Tried until it is there; batches that wait for it expire meanwhile. They fail where it is refused."""
         try:
             self._producer_id = await self._ask_producer_id()
+        except AuthorizationError as error:
+            for accumulator in list(self._active):
+                if accumulator.queue.needs_producer_id:
+                    self._refuse(accumulator, error, self._asked_id_s)
+            await asyncio.sleep(PRODUCER_ID_PAUSE_S)  # whoever sends on has it asked for again
         except Exception as error:
             self._fail(error)
         finally:
@@ -495,6 +518,7 @@ class Sender:
             brokers = list(self._cluster.metadata.brokers.values())
             if brokers:
                 connection = self._cluster.connection(brokers[attempt % len(brokers)].address)
+                self._asked_id_s = monotonic()
                 try:
                     response = await connection.call(
                         connection.stub.InitProducerId,
@@ -505,6 +529,8 @@ class Sender:
                     if code is ErrorCode.NONE:
                         return response.producer_id, response.producer_epoch
                     raise error_for(code, f"no producer id: {response.error.message or code.name}")
+                except AuthorizationError:
+                    raise
                 except HighwaterError as error:
                     self._note(error)
             self._cluster.request_refresh()
