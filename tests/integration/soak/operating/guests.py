@@ -61,7 +61,7 @@ class Guest:
             if verb == "add":
                 await admin.create_acls([which])
             else:
-                await admin.delete_acls([AclFilter(*which)])
+                await admin.delete_acls([AclFilter(*which[: len(AclFilter._fields)])])
 
         self._operating.act("acl", f"{verb} {which}")
         change = self._permission.change(allowed, monotonic())
