@@ -11,7 +11,15 @@ import pytest
 import trustme
 from cluster_double import ClusterDouble
 
-from highwater.client import Admin, InvalidRequestError, Producer, SslAuthenticationError
+from highwater.client import (
+    Admin,
+    Consumer,
+    InvalidRequestError,
+    NetworkError,
+    Producer,
+    SslAuthenticationError,
+    TopicPartition,
+)
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import VARIABLES
 from highwater.rpc.connections.tls import Certificates, TlsFiles, server_credentials
@@ -118,6 +126,45 @@ async def test_records_go_over_tls_and_who_is_not_let_in_any_more_is_told_why(
             await asyncio.gather(sending, return_exceptions=True)
         finally:
             await broker.stop()
+
+
+async def test_another_authority_is_taken_up_also_where_nothing_could_be_reached_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The channels that try to connect meanwhile trust the former authority alone."""
+    monkeypatch.setattr("highwater.rpc.connections.tls.LOOK_S", 0.1)
+    former, new = trustme.CA(), trustme.CA()
+    cluster = ClusterDouble()
+    cluster.create("t")
+    broker = cluster.brokers[1]
+    options = write(tmp_path / "client", former)
+    broker.credentials = server_credentials(Certificates(files_of(options)), require=True)
+    await broker.start()
+    address = broker.address
+    async with (
+        Producer(address, **options) as producer,
+        Consumer(bootstrap=address, auto_offset_reset="earliest", **options) as consumer,
+        Admin(address, **options) as admin,
+    ):
+        consumer.assign([TopicPartition("t", 0)])
+        await producer.send_and_wait("t", b"1")
+        assert [record.value for record in await consumer.poll(5000)] == [b"1"]
+        await broker.stop()
+        delivery = await producer.send("t", b"2")
+        with pytest.raises(NetworkError):
+            await admin._cluster.refresh()
+        servers = write(tmp_path / "server", new)
+        both = former.cert_pem.bytes() + new.cert_pem.bytes()
+        for side in (options, servers):
+            (tmp_path / "both.pem").write_bytes(both)
+            (tmp_path / "both.pem").replace(side["ssl_ca_file"])
+        broker.credentials = server_credentials(Certificates(files_of(servers)), require=True)
+        await broker.start(address)
+        async with asyncio.timeout(10):
+            assert (await delivery).offset == 1
+            assert [record.value for record in await consumer.poll(9000)] == [b"2"]
+            await admin._cluster.refresh()
+    await broker.stop()
 
 
 async def test_a_listener_without_tls_is_told_as_well(secured: tuple[RpcServer, dict[str, Any]]) -> None:
