@@ -1,4 +1,4 @@
-"""Clients that are closed, or have replaced a channel, connect no more over it: also before garbage is collected."""
+"""Clients that are closed, or ask nothing of a broker, do not go on connecting: also before garbage is collected."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 from typing import Any
 
 import pytest
 from cluster_double import ClusterDouble
 
-from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicPartition
+from highwater.client import Admin, Consumer, HighwaterError, NetworkError, Producer, TopicPartition
+from highwater.rpc.connections.channel import REPLACE_AFTER_S
+from highwater.v1 import broker_pb2
 
 QUIET_S = 2.5  # gRPC tries once a second
 
@@ -87,3 +90,22 @@ async def test_a_closed_client_connects_no_more(make: Callable[[list[str]], Awai
         accepted = counter.accepted
         await asyncio.sleep(QUIET_S)
         assert counter.accepted <= accepted + 1  # one may have been under way
+
+
+@pytest.mark.usefixtures("garbage")
+async def test_a_broker_that_nothing_is_asked_of_is_left_alone() -> None:
+    async with ClusterDouble(brokers=2) as cluster, Admin(cluster.bootstrap) as admin:
+        broker = cluster.brokers[2]
+        await broker.stop()
+        async with counting(broker.address) as counter:
+            client = admin._cluster
+            client._asked_last_until[broker.address] = float("inf")
+            connection = client.connection(broker.address)
+            with pytest.raises(NetworkError):
+                await connection.call(connection.stub.Metadata, broker_pb2.MetadataRequest(), 5)
+            begun = monotonic()
+            await cluster.until(lambda: counter.accepted > 3 and monotonic() - begun > REPLACE_AFTER_S, 30)
+            await client.refresh()  # which the other broker answers
+            accepted = counter.accepted
+            await asyncio.sleep(QUIET_S)
+            assert counter.accepted <= accepted + 1

@@ -548,6 +548,8 @@ class Cluster:
         for address in gone:
             self._broker_epochs.pop(address, None)
             self._asked_last_until.pop(address, None)
+        for connection in self._connections.values():
+            connection.rest()
         for address in (gone | anew) & self._connections.keys():
             task = self._tasks.run_once("closing", self._connections.pop(address).close)
             self._closing.add(task)

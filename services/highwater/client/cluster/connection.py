@@ -331,9 +331,15 @@ class Connection:
             forking.opened(self)
             opened = target(self.address, self._certificates)
             self._link = ReplaceableChannel(lambda: open_channel(opened, self._certificates))
-        elif self._link.replace_failed():
-            self._stub = None
+        else:
+            self.rest()
         return self._link.channel
+
+    def rest(self) -> None:
+        """Ends the attempts to connect where they fail: gRPC goes on with them by itself, with the certificates that
+        the channel was opened with, whether or not anybody asks anything. The next request connects."""
+        if self._link is not None and self._link.replace_failed():
+            self._stub = None
 
     @property
     def stub(self) -> Any:
