@@ -415,7 +415,7 @@ async def test_a_topic_that_one_broker_knows_is_waited_for(knows: int, monkeypat
 
         for broker_id in lagging:
             cluster.brokers[broker_id].metadata_view = as_before(broker_id)
-        async with Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
+        async with Producer(cluster.bootstrap) as producer, asyncio.timeout(25):
             assert (await producer.send_and_wait("t", b"v")).offset == 0
 
 
