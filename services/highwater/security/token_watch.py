@@ -90,6 +90,8 @@ class TokenWatch:
         if not self._open:
             self._first_s = math.inf
             return
+        # Before anything that may fail: who looks no more lets everybody stay.
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         now_s, revision = self._wall_s(), self._revision()
         if revision != self._seen or now_s >= self._first_s or self._missed:
             self._seen = revision
@@ -103,4 +105,3 @@ class TokenWatch:
             if over:
                 _log.info("streams have ended, as their tokens count no more %s", pairs(streams=len(over)))
             self._first_s = min((shown.until_s for shown in self._open.values()), default=math.inf)
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)

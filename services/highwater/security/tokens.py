@@ -119,7 +119,6 @@ class TokenFile:
                 _log.error(
                     "the tokens.file cannot be read, and no token counts until it can, file=%s: %s", self._path, error
                 )
-            if self._seen is not None:
                 self.revision += 1
             self._seen, self._kept = None, {}
             return
