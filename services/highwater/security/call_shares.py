@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
+from highwater.rpc.handlers import behaviour_of, with_behaviour
 from highwater.rpc.server import PEERS
 from highwater.security.caller import UNIX, caller_of, current_caller
 
@@ -87,7 +88,7 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
         """The handler, whose calls count. To gRPC all of them take a stream: it would read the one message of a unary
         call before anybody hears of the call, and whoever never ends that message would hold what nobody counts."""
         one = not handler.request_streaming
-        behaviour = getattr(handler, _kind(handler.request_streaming, handler.response_streaming))
+        behaviour = behaviour_of(handler)
         counted: Any
         if inspect.isasyncgenfunction(behaviour):
 
@@ -113,8 +114,7 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
                     calls.end(caller)
 
             counted = answer
-        make = getattr(grpc, f"{_kind(True, handler.response_streaming)}_rpc_method_handler")
-        return make(counted, handler.request_deserializer, handler.response_serializer)
+        return with_behaviour(handler, counted, takes_stream=True)
 
     async def _begin(self, calls: OpenCalls, context: Context) -> str:
         caller = caller_of(context)
@@ -123,11 +123,6 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         current_caller.set(caller)  # of the task of this call, for whoever counts by it
         return caller
-
-
-def _kind(requests: bool, responses: bool) -> str:
-    """As gRPC names what streams and what does not."""
-    return f"{'stream' if requests else 'unary'}_{'stream' if responses else 'unary'}"
 
 
 async def _only(context: Context) -> Any:

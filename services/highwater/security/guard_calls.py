@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from highwater.rpc.handlers import behaviour_of, with_behaviour
 from highwater.security.internal_peers import OF_THE_NAMED_BROKER, InternalPeers
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import Principal, certificate_principal
@@ -79,8 +80,7 @@ class ReplicaIdentity:
 
 def _checked(handler: Any, check: Callable[[Any, Context], Awaitable[None]]) -> Any:
     """The handler behind the check."""
-    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-    behaviour = getattr(handler, kind)
+    behaviour = behaviour_of(handler)
     checked: Any
     if inspect.isasyncgenfunction(behaviour):
 
@@ -98,5 +98,4 @@ def _checked(handler: Any, check: Callable[[Any, Context], Awaitable[None]]) -> 
             return await behaviour(request, context)
 
         checked = answer
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(checked, handler.request_deserializer, handler.response_serializer)
+    return with_behaviour(handler, checked)

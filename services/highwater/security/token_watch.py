@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from highwater.rpc.handlers import behaviour_of, with_behaviour
 from highwater.security.tokens import ShownToken
 from highwater.telemetry.log import get_logger, pairs
 
@@ -49,9 +50,7 @@ class TokenWatch:
 
     def watched(self, handler: Any, shown: ShownToken) -> Any:
         """The handler of a stream of this token."""
-        asked = "stream" if handler.request_streaming else "unary"
-        kind = f"{asked}_{'stream' if handler.response_streaming else 'unary'}"
-        behaviour = getattr(handler, kind)
+        behaviour = behaviour_of(handler)
         hands_out = inspect.isasyncgenfunction(behaviour)
 
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -74,8 +73,7 @@ class TokenWatch:
                 self._ended.discard(task)
                 self._missed.discard(task)
 
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(serve, handler.request_deserializer, handler.response_serializer)
+        return with_behaviour(handler, serve)
 
     def _add(self, task: asyncio.Task[Any], shown: ShownToken) -> None:
         self._open[task] = shown
