@@ -66,7 +66,7 @@ ROOMS = {
 }
 # Of the package itself, and every room's.
 SHARED = {
-    "client": {"exceptions", "notebook", "topic_partition"},
+    "client": {"exceptions", "notebook", "topic_partition", "windowed"},
     "controller": {"settings"},
     "groups": {"topics"},
     "log_storage": {"clock", "config", "errors", "fence", "thread_work", "throttle"},

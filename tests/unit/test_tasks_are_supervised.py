@@ -18,6 +18,7 @@ GENERATED = "v1"
 ALLOWED: dict[str, str] = {
     "client/blocking/producer.py Producer._begin_hand_over": "flush awaits it; no record ends it",
     "client/cluster/cluster.py Cluster._ask_in_turn": "one call each; all are awaited, the first answer counts",
+    "client/cluster/broker_connections.py BrokerConnections.follow": "close awaits it; it raises nothing",
     "client/cluster/connection.py RequestStream.__init__": "an error of either half fails the stream",
     "client/consumer/group_assignment.py GroupAssignment._settled": "the poll awaits it, or the next one; shielded",
     "client/groups/session_stream.py SessionStream.__init__": "its end is told, whatever it is; `leave` awaits it",

@@ -13,7 +13,8 @@ other:
     admin/     topics, configurations, log directories, replicas, groups
     blocking/  the same clients for plain code, over a thread with an event loop
 
-What all of them speak of is here at the top: `exceptions`, `topic_partition`, and `notebook`, which shows values.
+What all of them speak of is here at the top: `exceptions`, `topic_partition`, `notebook`, which shows values, and
+`windowed`, of which statistics are made.
 
 Importing it starts nothing: channels, threads and event loops come with `start` or the first call, so that a process
 may fork before. A name is imported when it is first used: gRPC, protobuf and Arrow's functions take a third of a

@@ -347,7 +347,7 @@ async def test_a_slow_broker_is_waited_for_at_the_start(
 async def test_a_topic_not_asked_for_before_does_not_wait_between_refreshes(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.client.cluster.cluster.MIN_REFRESH_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("highwater.client.cluster.refresh_pace.MIN_REFRESH_INTERVAL_S", 3600.0)
     async with Consumer(bootstrap=cluster.bootstrap) as consumer:
         async with asyncio.timeout(30):
             assert await consumer.end_offsets([("t", 0)]) == {TopicPartition("t", 0): 0}

@@ -76,7 +76,7 @@ async def test_a_stream_whose_reader_fails_ends_and_its_requests_go_again(
 
     async with Producer(cluster.bootstrap) as producer:
         await producer.send_and_wait("t", b"1")
-        (stream,) = [found._produce for found in producer._cluster._connections.values() if found._produce is not None]
+        (stream,) = [found._produce for found in producer._cluster._connections if found._produce is not None]
         stream._waiting = Once()
         async with asyncio.timeout(5):
             assert (await producer.send_and_wait("t", b"2")).offset == 1

@@ -29,7 +29,7 @@ def test_the_leader_of_the_highest_epoch_stays(seen: list[tuple[int, int, bool]]
     metadata = Metadata()
     highest = -1
     for leader, leader_epoch, missing in seen:
-        metadata.merge(answer(leader, leader_epoch, missing=missing))
+        metadata.merge(answer(leader, leader_epoch, missing=missing), 1.0)
         if missing:
             assert metadata.topic("t") is None
             continue
@@ -41,13 +41,13 @@ def test_the_leader_of_the_highest_epoch_stays(seen: list[tuple[int, int, bool]]
 
 def test_an_epoch_seen_in_a_batch_or_a_hint_counts_too() -> None:
     metadata = Metadata()
-    metadata.merge(answer(1, 5))
+    metadata.merge(answer(1, 5), 1.0)
     assert metadata.learn_leader("t", b"A" * 16, 0, NO_LEADER, 7)
     assert metadata.leader_address("t", 0) is None
     assert metadata.stale(["t"])
-    metadata.merge(answer(1, 6))
+    metadata.merge(answer(1, 6), 1.0)
     assert metadata.leader_address("t", 0) is None
-    metadata.merge(answer(2, 7))
+    metadata.merge(answer(2, 7), 1.0)
     assert metadata.leader_address("t", 0) == "host:2"
     assert not metadata.learn_leader("t", b"A" * 16, 0, 1, 6)
     assert not metadata.learn_leader("t", b"B" * 16, 0, 1, 9)
@@ -55,10 +55,10 @@ def test_an_epoch_seen_in_a_batch_or_a_hint_counts_too() -> None:
 
 def test_a_topic_made_again_begins_anew_and_its_dead_twin_is_not_believed() -> None:
     metadata = Metadata()
-    metadata.merge(answer(1, 5))
-    metadata.merge(answer(2, 0, topic_id=b"B" * 16))
+    metadata.merge(answer(1, 5), 1.0)
+    metadata.merge(answer(2, 0, topic_id=b"B" * 16), 1.0)
     assert metadata.leader_address("t", 0) == "host:2"
-    metadata.merge(answer(1, 5))
+    metadata.merge(answer(1, 5), 1.0)
     known = metadata.topic("t")
     assert known is not None
     assert known.topic_id == b"B" * 16
@@ -66,8 +66,8 @@ def test_a_topic_made_again_begins_anew_and_its_dead_twin_is_not_believed() -> N
 
 def test_partitions_that_were_added_are_not_lost_to_a_broker_that_lags() -> None:
     metadata = Metadata()
-    metadata.merge(answer(1, 5, partitions=3))
-    metadata.merge(answer(1, 5, partitions=2))
+    metadata.merge(answer(1, 5, partitions=3), 1.0)
+    metadata.merge(answer(1, 5, partitions=2), 1.0)
     known = metadata.topic("t")
     assert known is not None
     assert len(known.partitions) == 3
@@ -82,36 +82,36 @@ def brokers(*epochs: int) -> MetadataAnswer:
 def test_broker_epochs_that_begin_anew_are_believed() -> None:
     """RULES 7.9: in an etcd that was made again revisions are small."""
     metadata = Metadata()
-    metadata.merge(brokers(700, 800, 900))
-    metadata.merge(brokers(500, 800, 900))  # of a broker that lags
+    metadata.merge(brokers(700, 800, 900), 1.0)
+    metadata.merge(brokers(500, 800, 900), 1.0)  # of a broker that lags
     assert not metadata.began_anew
     assert metadata.brokers[0].address == "host:700"
-    metadata.merge(brokers(30, 40, 0))  # one is not registered yet
+    metadata.merge(brokers(30, 40, 0), 1.0)  # one is not registered yet
     assert metadata.began_anew
-    metadata.merge(brokers(30, 40, 50))
+    metadata.merge(brokers(30, 40, 50), 1.0)
     assert [metadata.brokers[number].address for number in range(3)] == ["host:30", "host:40", "host:50"]
-    metadata.merge(brokers(60, 40, 50))
-    metadata.merge(brokers(30, 40, 50))
+    metadata.merge(brokers(60, 40, 50), 1.0)
+    metadata.merge(brokers(30, 40, 50), 1.0)
     assert metadata.brokers[0].address == "host:60"
 
 
 def test_broker_epochs_begin_anew_while_some_are_missing() -> None:
     """A broker that was away before, beside one that is not back yet: what is old must not stay beside what is new."""
     metadata = Metadata()
-    metadata.merge(brokers(700, 800, 0))
-    metadata.merge(brokers(30, 0, 40))
-    metadata.merge(brokers(30, 50, 40))
+    metadata.merge(brokers(700, 800, 0), 1.0)
+    metadata.merge(brokers(30, 0, 40), 1.0)
+    metadata.merge(brokers(30, 50, 40), 1.0)
     assert [metadata.brokers[number].address for number in range(3)] == ["host:30", "host:50", "host:40"]
 
 
 def test_who_believed_a_broker_that_lags_does_not_for_long() -> None:
     metadata = Metadata()
-    metadata.merge(brokers(700, 0, 0))
-    metadata.merge(brokers(500, 600, 0))  # as if in an etcd that was made again
-    metadata.merge(brokers(700, 0, 0))
+    metadata.merge(brokers(700, 0, 0), 1.0)
+    metadata.merge(brokers(500, 600, 0), 1.0)  # as if in an etcd that was made again
+    metadata.merge(brokers(700, 0, 0), 1.0)
     assert metadata.brokers[0].address == "host:700"
-    metadata.merge(brokers(500, 600, 0))
-    metadata.merge(brokers(700, 600, 0))
+    metadata.merge(brokers(500, 600, 0), 1.0)
+    metadata.merge(brokers(700, 600, 0), 1.0)
     assert metadata.brokers[0].address == "host:700"
 
 

@@ -52,7 +52,7 @@ async def test_a_leader_that_is_slow_and_not_silent_is_hardly_asked_about(monkey
 
 
 async def test_questions_grow_rare_while_the_answers_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.client.cluster.cluster.MIN_REFRESH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("highwater.client.cluster.refresh_pace.MIN_REFRESH_INTERVAL_S", 0.01)
     async with ClusterDouble(brokers=1) as cluster:
         cluster.create("t")
         async with Producer(cluster.bootstrap) as producer:

@@ -120,7 +120,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
     producer = Producer(free_address())
     before = asyncio.all_tasks()
     starting = asyncio.create_task(producer.start())
-    await ClusterDouble().until(lambda: bool(producer._cluster._connections))
+    await ClusterDouble().until(lambda: any(producer._cluster._connections))
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -18,10 +18,10 @@ from highwater.client import Consumer, Producer
 from highwater.client import blocking as plain
 from highwater.client.cluster import cluster as client_cluster
 from highwater.client.cluster import connection
-from highwater.client.cluster.windowed import WINDOW_S, Windowed
 from highwater.client.consumer import fetcher
 from highwater.client.producer import sender
 from highwater.client.prometheus import ClientMetrics
+from highwater.client.windowed import WINDOW_S, Windowed
 from highwater.errors import ErrorCode
 
 METRICS_PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

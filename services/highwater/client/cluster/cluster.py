@@ -12,9 +12,12 @@ from typing import NamedTuple
 
 from highwater.client.cluster.absent_topics import AbsentTopics, read_absent_topics
 from highwater.client.cluster.bootstrap import bootstrap_addresses
+from highwater.client.cluster.broker_connections import BrokerConnections
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
 from highwater.client.cluster.last_word import say
-from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.metadata import Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.metadata_response import read_metadata_answer
+from highwater.client.cluster.refresh_pace import MIN_REFRESH_INTERVAL_S, RefreshPace
 from highwater.client.cluster.tls import tls_problem
 from highwater.client.cluster.token import Token
 from highwater.client.cluster.tracing import Tracing
@@ -32,7 +35,6 @@ from highwater.client.exceptions import (
 )
 from highwater.errors import ErrorCode
 from highwater.rpc.connections.tls import Certificates
-from highwater.rpc.errors import from_proto
 from highwater.rpc.process import forking
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
@@ -50,12 +52,6 @@ METADATA_TIMEOUT_S = 2.0
 METADATA_PATIENCE_S = 0.5
 # How long a broker that was not patiently waited for is asked last.
 ASKED_LAST_S = 10.0
-# Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it. Doubled
-# up to the second while nobody waits and the answers stay the same, and up to the third where they are slow to come: a
-# thousand clients of a partition that has no leader must not keep those who are to help it busy with their questions.
-MIN_REFRESH_INTERVAL_S = 0.1
-MAX_REFRESH_INTERVAL_S = 0.5
-MAX_SLOW_REFRESH_INTERVAL_S = 2.0
 # An answer so much later than it should be makes a client ask whether the leader has changed; again after the latter
 # where the broker answers other requests meanwhile, and is merely slow.
 SILENT_AFTER_S = 2.0
@@ -130,17 +126,12 @@ class Cluster:
         self._searches: dict[str, _Search] = {}
         self._absent = AbsentTopics(self._absent_of)
         self._asked_for: set[str] = set()  # topics of the last refresh
-        self._refused_s: dict[str, float] = {}  # by topic: when the broker was asked that did not describe it last
-        self._connections: dict[str, Connection] = {}
-        self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
+        self._connections = BrokerConnections(self.new_connection)
         self._asked_last_until: dict[str, float] = {}  # by address: of brokers that did not answer in time
-        self._closing: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
         self._waited_for = asyncio.Event()  # the next refresh
-        self._pause_s = MIN_REFRESH_INTERVAL_S  # from one refresh to the next that nobody waits for
-        self._last_answer: MetadataAnswer | None = None
+        self._pace = RefreshPace()
         self._refreshed: asyncio.Future[None] | None = None
-        self._last_refresh = float("-inf")
         self._last_error: HighwaterError | None = None
         self._answered = False  # a broker has
         self._diagnosed_s = float("-inf")
@@ -195,8 +186,7 @@ class Cluster:
             self._last_error = ClientClosedError(f"{self.client_id} was stopped")
             self._refreshed.set_result(None)
         self._refreshed = None
-        connections, self._connections = list(self._connections.values()), {}
-        await asyncio.gather(*self._closing, *(connection.close() for connection in connections))
+        await self._connections.close()
         tracer, self.tracer = self.tracer, None
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
@@ -210,10 +200,7 @@ class Cluster:
     # Connections
 
     def connection(self, address: str) -> Connection:
-        found = self._connections.get(address)
-        if found is None:
-            found = self._connections[address] = self.new_connection(address)
-        return found
+        return self._connections.to(address)
 
     def new_connection(self, address: str) -> Connection:
         """One that nobody else uses, for its caller to close."""
@@ -232,13 +219,13 @@ class Cluster:
 
     def refusal(self, topic: str) -> Refusal | None:
         """The reason why the topic has no leader for this client, where that is that it may not DESCRIBE it."""
-        code = self.metadata.missing.get(topic)
-        error = None if code is None else error_for(code, f"topic {topic!r}: {code.name}")
-        return Refusal(error, self._refused_s[topic]) if isinstance(error, AuthorizationError) else None
+        missing = self.metadata.missing.get(topic)
+        error = None if missing is None else error_for(missing.code, f"topic {topic!r}: {missing.code.name}")
+        return Refusal(error, missing.asked_s) if missing and isinstance(error, AuthorizationError) else None
 
     def fail_overdue(self, timeout_s: float) -> None:
         """See `Connection.fail_overdue`, for every connection."""
-        for connection in list(self._connections.values()):
+        for connection in self._connections:
             connection.fail_overdue(timeout_s)
 
     def leave_silent_leaders(self, expected_wait_s: float = 0.0) -> None:
@@ -246,7 +233,7 @@ class Cluster:
         is `SILENT_AFTER_S` late the successor is asked for, and the stream is ended as soon as there is one, whichever
         came first. `expected_wait_s` is how long a broker may hold a request by design."""
         patience_s = expected_wait_s + SILENT_AFTER_S
-        for connection in list(self._connections.values()):
+        for connection in self._connections:
             for stream in connection.overdue(patience_s):
                 leaders = (self.leader(topic, partition) for topic, partition in stream.partitions())
                 if any(leader is not None and leader[0] is not connection for leader in leaders):
@@ -304,6 +291,8 @@ class Cluster:
                 if not search.waiting and self._searches.get(name) is search:
                     del self._searches[name]
                     self._absent.forget(name)
+                    if name not in self._tracked:
+                        self.metadata.forget(name)
         self.track([name])
         return found
 
@@ -330,7 +319,8 @@ class Cluster:
             if search.found is not None:
                 return search.found
             waited = monotonic() - begun
-            code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            missing = self.metadata.missing.get(name)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing is None else missing.code
             said = absent.result() if absent is not None and absent.done() else None
             if said is not None:
                 there = not said
@@ -396,11 +386,11 @@ class Cluster:
             self._asked.clear()
             self._asked_for = self._wanted()
             waiting, self._refreshed = self._refreshed, None
-            self._last_refresh = monotonic()
+            began_s = self._pace.began()
             try:
                 answer = await self._ask_in_turn(self._request())
-                self._pace(answer, monotonic() - self._last_refresh)
-                self._merge(answer, self._last_refresh)
+                self._pace.answered(answer)
+                self._merge(answer, began_s)
                 if self._last_error is not None:
                     _log.info("metadata is there again %s", pairs(client_id=self.client_id))
                 self._last_error = None
@@ -420,22 +410,15 @@ class Cluster:
             self._on_change()
 
     async def _await_turn(self) -> None:
-        if monotonic() - self._last_refresh > 2 * MAX_SLOW_REFRESH_INTERVAL_S:  # it is not one more of a row
-            self._pause_s = MIN_REFRESH_INTERVAL_S
+        self._pace.asked()
         while self._wanted() <= self._asked_for:
-            pause_s = self._pause_s if self._refreshed is None else MIN_REFRESH_INTERVAL_S
-            left_s = self._last_refresh + pause_s - monotonic()
+            left_s = self._pace.left_s(waited_for=self._refreshed is not None)
             if left_s <= 0:
                 return
             self._waited_for.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._waited_for.wait()
-
-    def _pace(self, answer: MetadataAnswer, took_s: float) -> None:
-        changed, self._last_answer = answer != self._last_answer, answer
-        pause_s = MIN_REFRESH_INTERVAL_S if changed else min(2 * self._pause_s, MAX_REFRESH_INTERVAL_S)
-        self._pause_s = max(pause_s, min(2 * took_s, MAX_SLOW_REFRESH_INTERVAL_S))
 
     def _wanted(self) -> set[str]:
         return self._tracked | self._searches.keys()
@@ -522,7 +505,7 @@ class Cluster:
                 search.under_way -= 1
         self._answering = address
         self._answered, self._tls_problem = True, ""
-        answer = metadata_answer(response)
+        answer = read_metadata_answer(response)
         for name, search in searches.items():
             if answer.missing.get(name) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 search.may_make_it.discard(address)
@@ -532,28 +515,14 @@ class Cluster:
 
     def _merge(self, answer: MetadataAnswer, asked_s: float) -> None:
         former = {broker.address for broker in self.metadata.brokers.values()}
-        self.metadata.merge(answer)
-        self._refused_s.update(dict.fromkeys(answer.missing, asked_s))
+        self.metadata.merge(answer, asked_s)
         for name, search in self._searches.items():
             search.found = self._described(name) or search.found
-        if self.metadata.began_anew:  # all are other registrations
-            self._broker_epochs = dict.fromkeys(self._broker_epochs, 0)
         present = {broker.address: broker.broker_epoch for broker in self.metadata.brokers.values()}
         gone = former - present.keys() - set(self._bootstrap)
-        # RULES 8.8: a registration may be another process's, on another host of the same name. What a host that was
-        # lost is asked over a connection that still seems to stand is never answered.
-        anew = {address for address, epoch in present.items() if self._broker_epochs.get(address, epoch) < epoch}
-        for address, epoch in present.items():
-            self._broker_epochs[address] = max(epoch, self._broker_epochs.get(address, epoch))
         for address in gone:
-            self._broker_epochs.pop(address, None)
             self._asked_last_until.pop(address, None)
-        for connection in self._connections.values():
-            connection.rest()
-        for address in (gone | anew) & self._connections.keys():
-            task = self._tasks.run_once("closing", self._connections.pop(address).close)
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        self._connections.follow(present, gone, began_anew=self.metadata.began_anew)
 
 
 def _why(reasons: Mapping[str, Sequence[str]]) -> str:
@@ -564,31 +533,3 @@ def _why(reasons: Mapping[str, Sequence[str]]) -> str:
         f"{', '.join(tried)}: {reason}" if len(reasons) > 1 else reason for reason, tried in reasons.items()
     )
     return f"{told and ': '}{told}; is the cluster up?"
-
-
-def metadata_answer(response: broker_pb2.MetadataResponse) -> MetadataAnswer:
-    topics = []
-    missing = {}
-    for topic in response.topics:
-        code = from_proto(topic.error)
-        if code is not ErrorCode.NONE:
-            missing[topic.topic] = code
-            continue
-        found = [
-            PartitionInfo(
-                partition.partition,
-                partition.leader,
-                partition.leader_epoch,
-                tuple(partition.replicas),
-                tuple(partition.isr),
-                tuple(partition.offline_replicas),
-            )
-            for partition in sorted(topic.partitions, key=lambda partition: partition.partition)
-        ]
-        topics.append(TopicInfo(topic.topic, topic.topic_id, tuple(found), dict(topic.config), topic.internal))
-    brokers = tuple(
-        BrokerInfo(broker.broker_id, broker.broker_epoch, broker.address, broker.rack) for broker in response.brokers
-    )
-    return MetadataAnswer(
-        response.cluster_id, brokers, tuple(topics), missing, response.controller_id, response.controller_address
-    )

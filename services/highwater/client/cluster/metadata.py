@@ -57,6 +57,14 @@ class MetadataAnswer:
     controller_address: str
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The reason why a topic is not described, by a broker that was asked at `asked_s`."""
+
+    code: ErrorCode
+    asked_s: float
+
+
 class Metadata:
     """The cache. `merge` takes an answer; nothing it takes lowers a leader epoch of the same topic id."""
 
@@ -65,7 +73,7 @@ class Metadata:
         self.brokers: dict[int, BrokerInfo] = {}
         self.began_anew = False
         """True where the latest answer shows broker epochs that are not to be compared with those before."""
-        self.missing: dict[str, ErrorCode] = {}  # topics as of the latest answer that spoke of them
+        self.missing: dict[str, Missing] = {}  # topics as of the latest answer that spoke of them
         self.controller_id = -1
         self.controller_address = ""
         # Kept where a topic goes missing too: the answer may be a broker's that lags, and the epochs must outlive it.
@@ -75,7 +83,13 @@ class Metadata:
     def topic(self, name: str) -> TopicInfo | None:
         return None if name in self.missing else self._topics.get(name)
 
-    def merge(self, answer: MetadataAnswer) -> None:
+    def forget(self, name: str) -> None:
+        """A topic that was never described, and that nobody looks for any more."""
+        if name not in self._topics:
+            self.missing.pop(name, None)
+
+    def merge(self, answer: MetadataAnswer, asked_s: float) -> None:
+        """`asked_s`: when the broker was asked, by the client's clock."""
         self.cluster_id = answer.cluster_id or self.cluster_id
         if answer.brokers:
             self.began_anew = self._began_anew(answer.brokers)
@@ -85,7 +99,7 @@ class Metadata:
         self.controller_id = answer.controller_id
         self.controller_address = answer.controller_address
         for name, code in answer.missing.items():
-            self.missing[name] = code
+            self.missing[name] = Missing(code, asked_s)
         for topic in answer.topics:
             if topic.topic_id in self._replaced_ids:
                 continue  # a broker that has not heard that the topic was made again

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from highwater.client.cluster.windowed import Windowed
 from highwater.client.consumer.fetch_buffer import FetchBuffer
+from highwater.client.windowed import Windowed
 
 
 class ConsumerStatistics:

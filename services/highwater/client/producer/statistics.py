@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.client.cluster.windowed import Windowed
+from highwater.client.windowed import Windowed
 
 
 class ProducerStatistics:
