@@ -372,3 +372,10 @@ async def test_a_request_under_way_may_make_it() -> None:
         double.create("t")
         second.awake.set()
         assert (await finding).topic == "t"
+
+
+async def test_names_that_are_not_there_are_not_kept() -> None:
+    async with ClusterDouble() as double, client(double) as cluster:
+        for number in range(3):
+            await refused(cluster, f"none-{number}")
+        assert not cluster.metadata.missing
