@@ -1,5 +1,5 @@
-"""A controller's process: it campaigns, and while it is elected drives the production `Cluster`, `Outbox` and
-`FastPath` as `active_controller.py`, `sender.py` and `etcd_writer.py` do."""
+"""A controller's process: it campaigns, and while it is elected drives the production `Cluster` and `FastPath` as
+`active_controller.py` and `etcd_writer.py` do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.controller.sending.metadata_outbox import MetadataBatch, MetadataOutbox
-from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
 from highwater.controller.state_machines.actions import (
     Action,
-    InstructionAnswer,
     RecordTail,
     RemoveStates,
     RemoveTopic,
@@ -19,10 +16,8 @@ from highwater.controller.state_machines.actions import (
     WriteState,
 )
 from highwater.controller.state_machines.cluster import Cluster
-from highwater.controller.state_machines.election import ElectionPolicy, LogTail
-from highwater.controller.state_machines.topic_table import TopicTable
+from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.term.broker_liveness import FastPath
-from highwater.errors import ErrorCode
 from highwater.metadata.schema.cluster_view import ClusterSnapshot
 from highwater.metadata.schema.models import (
     ControllerRegistration,
@@ -32,8 +27,8 @@ from highwater.metadata.schema.models import (
 )
 from highwater.metadata.store import etcd_errors
 from highwater.metadata.store.etcd_errors import Refused
-from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic
 
+from .control_sender import Sender
 from .etcd import Compare, Delete, Entry, Event, Key, Put, Watch
 from .history import InvariantError
 from .scheduler import Future, Process
@@ -43,7 +38,6 @@ if TYPE_CHECKING:
 
 ETCD_TIMEOUT_MS = 600
 REFUSED_PAUSE_MS = 200
-CONTROL_TIMEOUT_MS = 2500
 CONTROLLER = ("controller",)
 EPOCH = ("controller_epoch",)
 
@@ -416,129 +410,6 @@ class ActiveController:
         self.owner.after(250, self._tick)
 
 
-class Sender:
-    """One registration's outbox on its way: control requests one after the other, metadata beside them."""
-
-    def __init__(self, active_controller: ActiveController, broker: LiveBroker) -> None:
-        self.broker = broker
-        self.outbox = Outbox(broker.registration.broker_id, broker.broker_epoch)
-        self.outbox.metadata = MetadataOutbox(max_partitions=2)  # several pieces even of the few that there are
-        self._active_controller = active_controller
-        self._sending = False
-        self._metadata_sending = False
-        self.wake()
-
-    def wake(self) -> None:
-        self._active_controller.owner.after(0, self._run)
-
-    def _run(self) -> None:
-        owner = self._active_controller.owner
-        if not self._active_controller.holds(self):
-            return
-        if not self._sending:
-            self._sending = True
-            owner.spawn(self._send_control())
-        if not self._metadata_sending:
-            self._metadata_sending = True
-            owner.spawn(self._send_metadata())
-
-    def _call(self, method: str, *args: Any) -> Future:
-        world = self._active_controller.world
-        node = world.nodes[self.outbox.broker_id]
-        return world.network.call(
-            self._active_controller.owner, node.broker_id, node.server, method, *args, timeout_ms=CONTROL_TIMEOUT_MS
-        )
-
-    async def _send_control(self) -> None:
-        active_controller, outbox = self._active_controller, self.outbox
-        owner = active_controller.owner
-        while active_controller.holds(self):
-            batch = outbox.next_control(owner.now_ms)
-            if batch is None:
-                break
-            done = await (self._instruct(batch) if isinstance(batch, InstructionBatch) else self._stop(batch))
-            if not active_controller.holds(self):
-                break
-            if not done:
-                await owner.sleep(outbox.control_failed(batch, owner.now_ms))
-        self._sending = False
-        due_ms = outbox.control_due_ms()
-        if due_ms is not None and active_controller.holds(self):
-            owner.after(max(1, due_ms - owner.now_ms), self._run)
-
-    async def _instruct(self, batch: InstructionBatch) -> bool:
-        active_controller = self._active_controller
-        cluster = active_controller.cluster
-        told = {key: each for key in batch.keys if (each := cluster.instruction(key)) is not None}
-        brokers = tuple(cluster.brokers.values())
-        answer = await self._call(
-            "on_leader_and_isr", active_controller.epoch, self.broker.broker_epoch, tuple(told.values()), brokers
-        )
-        if answer is None or not self._accepted(answer[0]) or not active_controller.holds(self):
-            return False
-        answers = []
-        for key, (error, tail, offline, damaged) in answer[1].items():
-            at = LogTail(*tail) if tail[1] >= 0 else None
-            epoch = told[key].versioned.state.leader_epoch
-            answers.append(InstructionAnswer(key, epoch, error, at, offline, damaged))
-        good = {each.key for each in answers if each.error is ErrorCode.NONE}
-        self.outbox.instructed(batch, told.keys() - good, active_controller.owner.now_ms)
-        active_controller.perform(
-            cluster.instruction_answered(self.outbox.broker_id, self.broker.broker_epoch, answers)
-        )
-        return True
-
-    async def _stop(self, batch: StopBatch) -> bool:
-        active_controller = self._active_controller
-        answer = await self._call(
-            "on_stop_replica", active_controller.epoch, self.broker.broker_epoch, batch.partitions
-        )
-        if answer is None or not self._accepted(answer[0]) or not active_controller.holds(self):
-            return False
-        good = {key for key, error in answer[1].items() if error is ErrorCode.NONE}
-        gone = {key for key in batch.keys if active_controller.cluster.topics.identified(key.topic_id) is None}
-        now_ms = active_controller.owner.now_ms
-        self.outbox.stopped(batch, batch.keys.keys() - good - gone, now_ms)
-        topic_ids = dict.fromkeys(key.topic_id for key in batch.keys)
-        stopped = [each for each in topic_ids if not self.outbox.is_stopping(each)]
-        active_controller.perform(
-            active_controller.cluster.stop_answered(self.outbox.broker_id, self.broker.broker_epoch, stopped, now_ms)
-        )
-        return True
-
-    async def _send_metadata(self) -> None:
-        active_controller, outbox = self._active_controller, self.outbox
-        owner, cluster = active_controller.owner, active_controller.cluster
-        while active_controller.holds(self):
-            batch = outbox.metadata.next(owner.now_ms, cluster.topics)
-            if batch is None:
-                break
-            brokers = tuple(cluster.brokers.values())
-            active_controller.metadata_requests += 1
-            answer = await self._call(
-                "on_update_metadata",
-                active_controller.epoch,
-                active_controller.metadata_requests,
-                brokers,
-                _told(batch, cluster.topics),
-                batch.full,
-                tuple(batch.deleted),
-            )
-            if answer is not None and self._accepted(answer):
-                outbox.metadata.answered()
-            else:
-                outbox.metadata.failed(batch, owner.now_ms)
-        self._metadata_sending = False
-        due_ms = outbox.metadata.due_ms()
-        if due_ms is not None and active_controller.holds(self):
-            owner.after(max(1, due_ms - owner.now_ms), self._run)
-
-    def _accepted(self, error: ErrorCode) -> bool:
-        if error is ErrorCode.STALE_CONTROLLER_EPOCH:
-            self._active_controller.depose()
-        return error is ErrorCode.NONE
-
-
 def _of_the_cluster(key: Key) -> bool:
     return key[0] not in ("isr_change", "controller_epoch")
 
@@ -557,28 +428,6 @@ def _versioned(entry: Entry | None) -> VersionedState | None:
 
 def _topic(entry: Entry) -> VersionedTopic:
     return VersionedTopic(entry.value, entry.create_revision, entry.mod_revision)
-
-
-def _told(batch: MetadataBatch, table: TopicTable) -> list[CachedTopic]:
-    """The topics of a request, as `MetadataMessages` puts them together."""
-    parts: list[tuple[Any, Sequence[Any]]] = []
-    if batch.full:
-        parts += [(topic, ()) for topic in table]
-    for each in batch.slices:
-        topic = table.identified(each.topic_id)
-        if topic is not None:
-            parts.append((topic, topic.partitions[each.begin : each.end]))
-    parts += [(table.identified(each.key.topic_id), (each,)) for each in table.partitions(batch.keys)]
-    return [_cached(topic, partitions) for topic, partitions in parts if topic.deletion is None]
-
-
-def _cached(topic: Any, told: Sequence[Any]) -> CachedTopic:
-    partitions = {
-        each.key.partition: CachedPartition(each.versioned.state, each.versioned.revision, each.replicas)
-        for each in told
-        if each.versioned is not None
-    }
-    return CachedTopic(topic.name, topic.topic_id, topic.config, partitions)
 
 
 def _snapshot(entries: Sequence[Entry], revision: int) -> ClusterSnapshot:
