@@ -144,18 +144,18 @@ async def test_a_checkpoint_names_the_partitions_whose_high_watermark_has_moved(
     service = cluster[0].replica_manager
     assert service is not None
     idle, busy = await cluster.create_topic("idle"), await cluster.create_topic("busy")
-    await service._checkpoint()
+    await service.replica_manager.checkpoint_high_watermarks()
     sent.clear()
-    await service._checkpoint()
+    await service.replica_manager.checkpoint_high_watermarks()
     assert sent == []
     await cluster[0].produce(busy.key, rows(b"a"))
-    await service._checkpoint()
+    await service.replica_manager.checkpoint_high_watermarks()
     assert sent == [{busy.key: 1}]
     failing = True
     await cluster[0].produce(busy.key, rows(b"b"))
     with pytest.raises(StorageUnavailableError):
-        await service._checkpoint()
+        await service.replica_manager.checkpoint_high_watermarks()
     failing = False
     await cluster[0].produce(idle.key, rows(b"a"))
-    await service._checkpoint()
+    await service.replica_manager.checkpoint_high_watermarks()
     assert sent[1:] == [{busy.key: 2}, {busy.key: 2, idle.key: 1}]

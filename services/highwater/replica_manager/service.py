@@ -7,7 +7,6 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Callable
 
 import grpc
 
@@ -36,13 +35,18 @@ from highwater.replica_manager.membership.controlled_shutdown import await_relea
 from highwater.replica_manager.membership.controller_client import ask_standing
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge
-from highwater.replica_manager.membership.readiness import Readiness, Standing
+from highwater.replica_manager.membership.readiness import Readiness
+from highwater.replica_manager.membership.readiness_report import ReadinessReport
 from highwater.replica_manager.membership.strays import Strays
 from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.partition.actions import PartitionSettings
-from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
-from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics, export_throttles, export_traffic
+from highwater.replica_manager.replicas.metrics import (
+    ReplicaManagerMetrics,
+    export_partitions,
+    export_throttles,
+    export_traffic,
+)
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
@@ -69,7 +73,7 @@ from highwater.rpc.process.open_files import connections_within, open_files_allo
 from highwater.rpc.server import ServerLimits
 from highwater.security.call_shares import CallShares, peers_shares
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger, identify, pairs
+from highwater.telemetry.log import get_logger, identify
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.otlp.start import service_tracer
@@ -81,7 +85,6 @@ logger = get_logger("replica_manager.service")
 CLIENT_SERVICES = ("highwater.v1.Broker", "highwater.v1.GroupCoordinator", "highwater.v1.Controller")
 INTERNAL_SERVICES = (*CLIENT_SERVICES, "highwater.v1.ReplicaControl")
 MEASURED_BY_PHASE = frozenset({"Produce", "Fetch"})  # by those who answer them
-READY = "ready"
 MEND_S = 0.5  # between two looks for damaged logs
 RETRY_S = 0.2
 STORAGE_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer for so long is not live
@@ -247,7 +250,13 @@ class ReplicaManagerService:
             quota_configs.KINDS,
         )
         self.readiness = Readiness(settings.ready_max_wait_ms)
-        self._ready: bool | None = None  # as the health says it
+        self._readiness_report = ReadinessReport(
+            self.readiness,
+            broker_epoch=lambda: self.replica_manager.broker_epoch,
+            ask=functools.partial(ask_standing, self._store, self._keys, settings.broker_id, certificates=certificates),
+            say=self.servers.set_status,
+            now_ms=_monotonic_ms,
+        )
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -296,7 +305,7 @@ class ReplicaManagerService:
         ReplicaControlServicer(replica_manager, self.control, self.config).add_to(self.servers[internal].grpc)
         self._count()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
-        await self._report_readiness()  # the health name is there from the first moment on
+        await self._readiness_report.report()  # the health name is there from the first moment on
         await self.servers.start(dict.fromkeys(settings.listeners, CLIENT_SERVICES) | {internal: INTERNAL_SERVICES})
         self._metrics.publish(settings, f"replica-manager-{settings.broker_id}")
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
@@ -314,10 +323,12 @@ class ReplicaManagerService:
             self._counted.unreadable_acls.set_function(lambda: float(len(acl_watch.unreadable)))
             supervisor.run_forever("watch-acls", acl_watch.run)
         checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
-        supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
+        supervisor.run_every(
+            "checkpoint", checkpoint_s, replica_manager.checkpoint_high_watermarks, expected=(StorageUnavailableError,)
+        )
         supervisor.run_every("log-storage-config", RETRY_S, self._tell_log_storage, expected=(StorageUnavailableError,))
-        supervisor.run_every("readiness", RETRY_S, self._report_readiness)
-        supervisor.run_every("ask-readiness", RETRY_S, self._ask_readiness)
+        supervisor.run_every("readiness", RETRY_S, self._readiness_report.report)
+        supervisor.run_every("ask-readiness", RETRY_S, self._readiness_report.ask)
         supervisor.run_every("mend-logs", MEND_S, self._mend_logs)
         supervisor.run_every("strays", STRAYS_S, self._strays.tick, expected=(StoreError, StorageUnavailableError))
         # The tick moves the partitions' state: where it raises, an invariant of one is broken, and what it holds in
@@ -326,24 +337,8 @@ class ReplicaManagerService:
 
     def _count(self) -> None:
         replica_manager, counted, budget = self.replica_manager, self._counted, self.fetch_handler.budget
-
-        def led(counts: Callable[[Leadership], bool]) -> Callable[[], float]:
-            # Called from the thread that serves the metrics: over a copy.
-            return lambda: sum(
-                1
-                for hosted in politely(list(replica_manager.hosted.values()))
-                if (leadership := hosted.partition.leadership) is not None and counts(leadership)
-            )
-
         counted.partitions.set_function(lambda: len(replica_manager.hosted))
-        counted.leaders.set_function(led(lambda _: True))
-        counted.under_replicated.set_function(
-            led(lambda each: len(each.proposals.committed.state.isr) < len(each.followers) + 1)
-        )
-        counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
-        counted.at_min_isr.set_function(
-            led(lambda each: len(each.proposals.committed.state.isr) == each.min_insync_replicas)
-        )
+        export_partitions(counted, lambda: (each.partition for each in politely(list(replica_manager.hosted.values()))))
         export_traffic(self._metrics, self._traffic)
         export_throttles(self._metrics, self._throttling.callers.values, replica_manager.held_back_by_topic)
         counted.state.set_function(self._broker_state)
@@ -362,7 +357,7 @@ class ReplicaManagerService:
         """Leaderships move, and the ISRs let go; then `stop`."""
         self._stage = Stage.LEAVING
         self.readiness.stopping()
-        await self._report_readiness()
+        await self._readiness_report.report()
         await await_release(
             self._store,
             self._keys,
@@ -464,54 +459,6 @@ class ReplicaManagerService:
         if replica_manager.broker_epoch is not None:  # else log-storage may be opening its logs, and takes nothing
             await self.config.tell_log_storage(replica_manager.storage, replica_manager.log_storage_incarnation)
 
-    async def _checkpoint(self) -> None:
-        """Leaders' high watermarks that have moved, for log-storage's checkpoint; followers' go with their appends
-        (RULES 4.6)."""
-        replica_manager = self.replica_manager
-        moved, replica_manager.moved = replica_manager.moved, set()
-        led = (hosted for key in moved if (hosted := replica_manager.hosted.get(key)) is not None)
-        marks = [
-            (hosted.key, hosted.partition.leader_epoch, hosted.partition.high_watermark)
-            for hosted in led
-            if hosted.partition.leadership is not None
-        ]
-        if not marks:
-            return
-        try:
-            await replica_manager.storage.checkpoint_high_watermarks(marks)
-        except BaseException:
-            replica_manager.moved |= moved
-            raise
-
-    async def _report_readiness(self) -> None:
-        """The health name "ready" (RULES 8.6)."""
-        self.readiness.registered(self.replica_manager.broker_epoch)
-        ready = self.readiness.ready
-        if ready != self._ready:
-            await self.servers.set_status(READY, ready)
-            if self._ready is not None:
-                logger.info("ready %s", pairs(ready=ready, **_in_the_way(self.readiness.standing)))
-            self._ready = ready
-
-    async def _ask_readiness(self) -> None:
-        readiness = self.readiness
-        broker_epoch = readiness.question(_monotonic_ms())
-        if broker_epoch is None:
-            return
-        standing = await ask_standing(
-            self._store, self._keys, self.replica_manager.broker_id, broker_epoch, self._certificates
-        )
-        if standing is None:
-            readiness.unanswered(_monotonic_ms())
-            return
-        gave_up = readiness.answered(broker_epoch, standing, _monotonic_ms())
-        if gave_up is not None:
-            logger.warning(
-                "ready although replicas are not in sync, or cannot be hosted: they are not waited for any longer %s",
-                pairs(waited_ms=gave_up.waited_ms, **_in_the_way(gave_up.standing)),
-            )
-        await self._report_readiness()
-
 
 def _partition_settings(settings: ReplicaManagerSettings) -> PartitionSettings:
     return PartitionSettings(
@@ -546,13 +493,6 @@ def _credentials(
         for name in settings.tls_listeners
     }
     return {name: credentials for name, credentials in found.items() if credentials is not None}
-
-
-def _in_the_way(standing: Standing | None) -> dict[str, object]:
-    if standing is None:
-        return {}
-    named = ",".join(f"{topic}-{partition}" for topic, partition in standing.sample)
-    return {"told": standing.told, "out_of_sync": standing.out_of_sync, "partitions": named}
 
 
 def _monotonic_ms() -> int:

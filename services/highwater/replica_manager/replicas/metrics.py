@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from highwater.quotas.client_quotas import Quota
+from highwater.replica_manager.partition.leadership import Leadership
+from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
 from highwater.telemetry.metrics import LATENCY_BUCKETS_S, Metrics
 from highwater.telemetry.request_times import RequestMetrics
@@ -65,6 +69,25 @@ class ReplicaManagerMetrics:
         """A client is told to pause."""
         self.throttled_requests[quota].inc()
         self.throttle_seconds[quota].inc(pause_s)
+
+
+def export_partitions(counted: ReplicaManagerMetrics, partitions: Callable[[], Iterable[Partition]]) -> None:
+    """Counts those that are led, by how their ISRs are. `partitions` is called from the thread that serves the
+    metrics."""
+
+    def led(counts: Callable[[Leadership], bool]) -> Callable[[], float]:
+        return lambda: sum(
+            1 for partition in partitions() if (leadership := partition.leadership) is not None and counts(leadership)
+        )
+
+    counted.leaders.set_function(led(lambda _: True))
+    counted.under_replicated.set_function(
+        led(lambda each: len(each.proposals.committed.state.isr) < len(each.followers) + 1)
+    )
+    counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
+    counted.at_min_isr.set_function(
+        led(lambda each: len(each.proposals.committed.state.isr) == each.min_insync_replicas)
+    )
 
 
 def export_traffic(metrics: Metrics, traffic: TopicTraffic) -> None:

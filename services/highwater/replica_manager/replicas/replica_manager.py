@@ -314,6 +314,24 @@ class ReplicaManager:
             broker_id != self.broker_id and broker_id not in self._live.shutting_down for broker_id in self._live.epochs
         )
 
+    async def checkpoint_high_watermarks(self) -> None:
+        """Leaders' high watermarks that have moved, for log-storage's checkpoint; followers' go with their appends
+        (RULES 4.6). Raises `StorageUnavailableError`; they are sent again with the next."""
+        moved, self.moved = self.moved, set()
+        led = (hosted for key in moved if (hosted := self.hosted.get(key)) is not None)
+        marks = [
+            (hosted.key, hosted.partition.leader_epoch, hosted.partition.high_watermark)
+            for hosted in led
+            if hosted.partition.leadership is not None
+        ]
+        if not marks:
+            return
+        try:
+            await self.storage.checkpoint_high_watermarks(marks)
+        except BaseException:
+            self.moved |= moved
+            raise
+
     def tick(self) -> None:
         now_ms = self.now_ms()
         for produce in self.purgatory.produces.expired(now_ms):
