@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -331,7 +332,18 @@ def manifest(size: str) -> str:
     values = ["--values", str(CHART / "ci" / f"{size}.yaml"), "--no-hooks"]
     rendered = subprocess.run([*command, *values], check=True, capture_output=True, text=True).stdout
     heading = f"# Made from helm/highwater and its ci/{size}.yaml by helm/generate.py."
-    return f"{heading}\n# kubectl create namespace highwater; kubectl -n highwater apply -f {size}.yaml\n{rendered}"
+    apply = f"# kubectl create namespace highwater; kubectl -n highwater apply -f {size}.yaml"
+    return f"{heading}\n{made_from(size)}\n{apply}\n{rendered}"
+
+
+def made_from(size: str) -> str:
+    """The line of a manifest by which it can be told without Helm whether the chart has changed since."""
+    sources = {CHART / "Chart.yaml", CHART / "values.yaml", CHART / "ci" / f"{size}.yaml"}
+    sources |= {path for folder in ("templates", "files") for path in (CHART / folder).rglob("*") if path.is_file()}
+    digest = hashlib.sha256()
+    for path in sorted(sources):
+        digest.update(f"{path.relative_to(CHART)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return f"# sources: sha256:{digest.hexdigest()}"
 
 
 def of_the_chart() -> dict[Path, str]:

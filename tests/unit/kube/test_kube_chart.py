@@ -62,6 +62,16 @@ def test_generated_files_are_as_their_sources_say() -> None:
         assert path.read_text() == text, f"{path.relative_to(REPOSITORY)} is old: run python helm/generate.py"
 
 
+def test_manifests_are_of_the_chart_as_it_is() -> None:
+    """Without Helm, too."""
+    made = generate()
+    for size in made.SIZES:
+        path = made.MANIFESTS / f"{size}.yaml"
+        assert made.made_from(size) in path.read_text().splitlines(), (
+            f"{path.relative_to(REPOSITORY)} is old: run python helm/generate.py with Helm on the PATH"
+        )
+
+
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     known = set(re.findall(r"`(highwater_\w+)`", (REPOSITORY / "docs" / "metrics.md").read_text()))
     for _, query, _ in generate().PANELS:
