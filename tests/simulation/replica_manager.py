@@ -13,6 +13,7 @@ from highwater.log_storage_client.values import Append, AppendAnswer, StorageErr
 from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.state.partition_states import Outcome, StateWriteResult
 from highwater.metadata.store.etcd_errors import Refused, Unavailable
+from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition import actions as act
 from highwater.replica_manager.partition.answers import (
@@ -88,6 +89,20 @@ class SimulatedReplicaManager(ReplicaManager):
                 self._check_high_watermark(hosted, action.offset)
         super().perform(hosted, actions)
         partition.check_invariants()
+
+    def fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
+        """Nobody but the services is at log-storage's port here: a leader's log does not become shorter."""
+        hosted = self.hosted.get(key)
+        leading = None if hosted is None else hosted.partition.leadership
+        super().fenced(key, answer)
+        if leading is not None and hosted is not None and hosted.partition.leadership is None:
+            same = (answer.role, answer.leader_epoch, answer.error) == (
+                Role.LEADER,
+                leading.leader_epoch,
+                ErrorCode.NONE,
+            )
+            if same and answer.incarnation == leading.incarnation and answer.log_end_offset < leading.log_end_offset:
+                raise InvariantError("3.5", f"broker {self.broker_id} led {key} to {leading.log_end_offset}: {answer}")
 
     def tick(self) -> None:
         """A tick looks at what is due alone, and there is nothing that it should have looked at."""

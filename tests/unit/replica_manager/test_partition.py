@@ -110,6 +110,15 @@ def test_while_settling_one_fence_is_under_way_at_a_time() -> None:
     assert partition.phase is Phase.LEADER
 
 
+def test_a_log_that_was_cut_behind_its_leader_s_back_is_not_led_on() -> None:
+    """log-storage's port trusts whoever reaches it: a log may be gone, and made anew, under its leader (RULES 3.5)."""
+    partition = leading()
+    partition.appended(5, "storage-1", 10, 0, 0)
+    partition.append_unknown(5, 0)
+    partition.fenced(fence_answer(log_end_offset=9), 1)
+    assert partition.phase is Phase.RESIGNED
+
+
 def test_a_late_outcome_of_an_earlier_leadership_s_proposal_is_not_taken_for_a_new_one_s() -> None:
     partition = leading(isr=(1,), min_insync_replicas=1)
     old = proposal(partition.fetched(fetch(2, 0), 1).actions)

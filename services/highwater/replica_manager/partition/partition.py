@@ -323,7 +323,10 @@ class Partition:
             return NO_ACTIONS
         if answer.incarnation != self._incarnation:
             return self.log_storage_restarted(answer.incarnation)
-        assert answer.log_end_offset >= leadership.log_end_offset  # one author, one incarnation: nothing was cut (3.5)
+        # One author, one incarnation: nothing of ours cuts it (3.5). Where something else did, its records are with the
+        # other replicas, and whoever leads next is to have them.
+        if answer.log_end_offset < leadership.log_end_offset:
+            return self.resign()
         self._phase = Phase.LEADER
         return (
             LeadershipStarted(leadership.leader_epoch, self._incarnation, answer.log_end_offset),
