@@ -28,6 +28,13 @@ def caller_of(context: Any) -> str:
     return str(principal) if principal != ANONYMOUS else host_of(context.peer() or "")
 
 
+def caller_with_part() -> str:
+    """The same, for what has a part for each caller; empty: there is none for this one, as clients of a Unix socket
+    cannot be told apart."""
+    caller = current_caller.get()
+    return "" if caller == UNIX else caller
+
+
 @lru_cache(maxsize=4_096)
 def host_of(peer: str) -> str:
     """By gRPC's name of a connection, `ipv4:10.0.0.7:4711`. Of IPv6 the network, of which one host may have all."""

@@ -34,10 +34,11 @@ def fetch(
     role: FetchRole = FetchRole.CONSUMER,
     max_wait_ms: int = 0,
     min_bytes: int = 1,
+    caller: str = "",
 ) -> FetchParams:
     parts = [FetchPart(key(number), EPOCH, 0, SIZE) for number in range(partitions)]
     params = FetchParams(role, parts, max_wait_ms, min_bytes, leader.max_bytes, True)
-    params.room = leader.handler.room(role)
+    params.room = leader.handler.room(role, caller=caller)
     return params
 
 
@@ -123,6 +124,29 @@ async def test_one_that_hangs_up_while_it_waits_for_room_leaves_nothing_behind()
     waiting.cancel()
     await asyncio.wait((waiting,))
     assert len(leader.handler.budget.consumers) == 0
+
+
+async def test_slow_consumers_of_one_caller_leave_others_room() -> None:
+    leader = broker(responses_max_bytes=12 * SIZE)  # nine for consumers
+    leader.grow(0, 4)
+    holding = []
+    for _ in range(20):
+        params = fetch(leader, caller="User:slow")
+        if sizes(await leader.handler.answer(params)) == [SIZE]:
+            holding.append(params)
+    assert len(holding) == 6  # of three quarters of the consumers' share as many as come whole
+    waiting = [
+        asyncio.create_task(leader.handler.answer(fetch(leader, caller="User:slow", max_wait_ms=20_000)))
+        for _ in range(5)
+    ]
+    await settled()
+    for _ in range(2):
+        assert sizes(await leader.handler.answer(fetch(leader, caller="User:other"))) == [SIZE]
+    assert not any(task.done() for task in waiting)
+    for params in holding[:5]:
+        params.room.release()
+    async with asyncio.timeout(DEADLINE_S):
+        assert [sizes(await task) for task in waiting] == [[SIZE]] * 5
 
 
 async def test_a_fetch_that_waits_for_data_holds_no_room() -> None:

@@ -10,6 +10,7 @@ from highwater.replica_manager.responses import response_budget
 from highwater.replica_manager.responses.response_budget import Grant, ResponseBudget, ResponseShare, RoomWait
 
 BATCH = 10
+CALLERS = ("", "a", "b", "c")
 
 
 def share(max_bytes: int = 100, *, waits: bool = True) -> ResponseShare:
@@ -117,49 +118,136 @@ def test_replicas_have_room_whatever_consumers_hold() -> None:
     assert budget.consumers.held_bytes == 300
 
 
+def test_one_caller_has_a_part_and_others_the_rest_at_once() -> None:
+    consumers, served = share(), list[str]()
+    holding = consumers.take(10, "a")
+    assert holding is not None
+    holding.settle(75)
+    assert consumers.take(10, "a") is None
+    for name in ("a1", "a2"):
+        consumers.wait(10, lambda _, name=name: served.append(name), caller="a")  # type: ignore[misc]
+    of_b = consumers.take(20, "b")  # although some of a's have waited for longer
+    assert of_b is not None
+    assert of_b.size_bytes == 10
+    consumers.wait(5, lambda _: served.append("b"), caller="b")
+    assert served == ["b"]
+    holding.settle(65)
+    assert served == ["b", "a1"]
+    holding.release()
+    assert served == ["b", "a1", "a2"]
+
+
+def test_a_caller_leaves_room_within_its_part_too() -> None:
+    consumers = share(1 << 20)
+    grants = [consumers.take(1 << 20, "a") for _ in range(3)]
+    assert [grant.size_bytes for grant in grants if grant is not None] == [1 << 18, 1 << 18, 1 << 17]
+    assert consumers.held_by("a") < 3 << 18
+
+
+def test_who_waits_for_its_own_part_goes_on_where_another_of_its_own_gives_up() -> None:
+    consumers, served = share(), list[str]()
+    holding = consumers.take(10, "a")
+    others = consumers.take(10, "b")
+    assert holding is not None
+    assert others is not None
+    holding.settle(75)
+    others.settle(25)
+    first = consumers.wait(10, lambda _: served.append("first"), caller="a")
+    consumers.wait(10, lambda _: served.append("second"), caller="a")
+    assert first is not None
+    holding.settle(60)  # room for one
+    holding.settle(75)  # a batch that is larger
+    assert served == ["first"]
+    first = consumers.wait(10, lambda _: served.append("third"), first.turn, caller="a")
+    assert first is not None
+    consumers.cancel(first)
+    holding.settle(50)
+    assert served == ["first", "second"]
+
+
+def test_callers_without_bytes_and_waits_are_forgotten() -> None:
+    consumers = share()
+    holding = [consumers.take(10, "a"), consumers.take(10, "b")]
+    assert None not in holding
+    for each in holding:
+        each.settle(50)  # type: ignore[union-attr]
+    waiting = [consumers.wait(10, lambda _: None, caller=f"caller {number}") for number in range(50)]
+    assert consumers.callers == 52
+    assert consumers.take(10, "c") is None
+    for wait in waiting:
+        consumers.cancel(wait)  # type: ignore[arg-type]
+    for each in holding:
+        each.release()  # type: ignore[union-attr]
+    assert (consumers.callers, consumers.held_bytes) == (0, 0)
+
+
+def test_what_is_cancelled_before_its_turn_is_not_kept() -> None:
+    consumers = share()
+    grant = consumers.take(10, "a")
+    assert grant is not None
+    grant.settle(100)
+    for caller in ("a", "b"):  # one waits for its part, the other for the share
+        consumers.wait(10, lambda _: None, caller=caller)
+        for _ in range(1_000):
+            waiting = consumers.wait(10, lambda _: None, caller=caller)
+            assert waiting is not None
+            consumers.cancel(waiting)
+    assert len(consumers) == 2
+    assert len(consumers._line._heap) + len(consumers._callers["a"].parked._heap) < 200
+
+
 class Share(RuleBasedStateMachine):
     """Whatever happens, no more is granted than there is, and who waits does so for a reason."""
 
     def __init__(self) -> None:
         super().__init__()
         self.share = share(1_000)
-        self.grants: list[Grant] = []
-        self.waiting: list[RoomWait] = []
+        self.grants: list[tuple[str, Grant]] = []
+        self.waiting: list[tuple[str, RoomWait]] = []
 
-    @rule(wanted=st.integers(1, 2_000))
-    def ask(self, wanted: int) -> None:
-        grant = self.share.take(wanted)
+    @rule(wanted=st.integers(1, 2_000), caller=st.sampled_from(CALLERS))
+    def ask(self, wanted: int, caller: str) -> None:
+        grant = self.share.take(wanted, caller)
         if grant is not None:
             assert min(wanted, BATCH) <= grant.size_bytes <= wanted
-            self.grants.append(grant)
+            self.grants.append((caller, grant))
         else:
-            waiting = self.share.wait(wanted, self.grants.append)
+            waiting = self.share.wait(wanted, lambda grant: self.grants.append((caller, grant)), caller=caller)
             assert waiting is not None
-            self.waiting.append(waiting)
+            self.waiting.append((caller, waiting))
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
         if self.grants:
-            grant = data.draw(st.sampled_from(self.grants))
+            _, grant = data.draw(st.sampled_from(self.grants))
             grant.settle(data.draw(st.integers(0, grant.size_bytes)))
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
         if self.grants:
-            self.grants.pop(data.draw(st.integers(0, len(self.grants) - 1))).release()
+            self.grants.pop(data.draw(st.integers(0, len(self.grants) - 1)))[1].release()
 
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         if self.waiting:
-            self.share.cancel(self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1))))
+            self.share.cancel(self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))[1])
+
+    @rule(max_bytes=st.integers(100, 1_000))
+    def resize(self, max_bytes: int) -> None:
+        self.share.resize(max_bytes, BATCH)
 
     @invariant()
     def holds(self) -> None:
-        assert self.share.held_bytes == sum(grant.size_bytes for grant in self.grants) <= 1_000
-        waiting = [each for each in self.waiting if not each.done]
-        assert len(self.share) == len(waiting)
-        assert not waiting or 1_000 - self.share.held_bytes < BATCH
+        assert self.share.held_bytes == sum(grant.size_bytes for _, grant in self.grants) <= 1_000
+        held = {name: sum(grant.size_bytes for caller, grant in self.grants if caller == name) for name in CALLERS}
+        assert all(held[name] == self.share.held_by(name) <= 750 for name in CALLERS if name)
+        waiting = {name for name, each in self.waiting if not each.done}
+        assert len(self.share) == sum(not each.done for _, each in self.waiting)
+        assert self.share.callers == len({name for name in CALLERS if name and (held[name] or name in waiting)})
+        is_full = self.share.max_bytes - self.share.held_bytes < BATCH
+        part_bytes = int(self.share.max_bytes * 0.75)
+        assert is_full or all(name and part_bytes - held[name] < BATCH for name in waiting)
 
 
 TestShare = Share.TestCase
-TestShare.settings = settings(max_examples=50, stateful_step_count=30)
+TestShare.settings = settings(max_examples=100, stateful_step_count=50)

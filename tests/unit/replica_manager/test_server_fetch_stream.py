@@ -42,7 +42,7 @@ class Nothing:
     tracer = None
     traced = TracedBatches()
 
-    def room(self, role: FetchRole, turn: Turn) -> ResponseRoom:
+    def room(self, role: FetchRole, turn: Turn, caller: str) -> ResponseRoom:
         return ResponseRoom()
 
     def note_follower(self, params: FetchParams) -> None:

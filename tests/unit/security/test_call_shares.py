@@ -15,7 +15,7 @@ import pytest
 from highwater.rpc.server import RpcServer
 from highwater.security.call_identity import IdentifyCalls
 from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls
-from highwater.security.caller import UNIX, caller_of, host_of
+from highwater.security.caller import UNIX, caller_of, caller_with_part, current_caller, host_of
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import user
 from highwater.security.tokens import ShownToken
@@ -218,3 +218,10 @@ def test_who_comes_by_a_unix_socket_is_bounded_as_all_are() -> None:
 def test_hosts(peer: str, host: str) -> None:
     assert host_of(peer) == host
     assert caller_of(SimpleNamespace(peer=lambda: peer)) == host
+
+
+def test_clients_of_a_unix_socket_have_no_part_of_their_own() -> None:
+    for caller, part in (("User:alice", "User:alice"), ("host 10.0.0.7", "host 10.0.0.7"), (UNIX, ""), ("", "")):
+        before = current_caller.set(caller)
+        assert caller_with_part() == part
+        current_caller.reset(before)

@@ -134,9 +134,12 @@ class FetchHandler:
                 if hosted is not None:
                     hosted.traffic.failed_fetches += 1
 
-    def room(self, role: FetchRole, turn: Turn | None = None) -> ResponseRoom:
-        """That of one answer, which takes it as it reads. `turn`: a stream's."""
-        return ResponseRoom(self.budget.replicas if role is FetchRole.REPLICA else self.budget.consumers, turn)
+    def room(self, role: FetchRole, turn: Turn | None = None, caller: str = "") -> ResponseRoom:
+        """That of one answer, which takes it as it reads. `turn`: a stream's. `caller`: who asks, in any role but a
+        replica's."""
+        if role is FetchRole.REPLICA:
+            return ResponseRoom(self.budget.replicas, turn)
+        return ResponseRoom(self.budget.consumers, turn, caller)
 
     def note_follower(self, params: FetchParams) -> None:
         """Takes what a replica's request acknowledges, as soon as it comes in (RULES 4.1, 4.2): an acknowledgement

@@ -18,13 +18,14 @@ class Turn:
 
 
 class ResponseRoom:
-    """Without a share there is room for whatever is wanted."""
+    """Without a share there is room for whatever is wanted. `caller`: whose part of it counts; empty: nobody's."""
 
-    __slots__ = ("_grant", "_share", "_turn")
+    __slots__ = ("_caller", "_grant", "_share", "_turn")
 
-    def __init__(self, share: ResponseShare | None = None, turn: Turn | None = None) -> None:
+    def __init__(self, share: ResponseShare | None = None, turn: Turn | None = None, caller: str = "") -> None:
         self._share = share
         self._turn = turn or Turn()
+        self._caller = caller
         self._grant: Grant | None = None
 
     def take(self, wanted_bytes: int) -> int:
@@ -32,7 +33,7 @@ class ResponseRoom:
         if self._share is None:
             return wanted_bytes
         if self._grant is None:
-            self._hold(self._share.take(wanted_bytes))
+            self._hold(self._share.take(wanted_bytes, self._caller))
         return 0 if self._grant is None else self._grant.size_bytes
 
     async def wait(self, wanted_bytes: int, timeout_s: float) -> bool:
@@ -41,7 +42,7 @@ class ResponseRoom:
         assert self._share is not None
         assert self._grant is None
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        waiting = self._share.wait(wanted_bytes, granted.set_result, self._turn.number)
+        waiting = self._share.wait(wanted_bytes, granted.set_result, self._turn.number, self._caller)
         try:
             await asyncio.wait((granted,), timeout=max(timeout_s, 0))
         finally:

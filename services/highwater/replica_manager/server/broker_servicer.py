@@ -57,7 +57,7 @@ from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.request_limits import limited, too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
-from highwater.security.caller import current_caller
+from highwater.security.caller import caller_with_part
 from highwater.security.guard_calls import ReplicaIdentity
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -135,7 +135,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
         # gRPC holds the request as long as its call.
         handed_over = self._produces.submit(
-            request, respond, self._throttling.of(context), self._access(context), current_caller.get(), until_done=True
+            request, respond, self._throttling.of(context), self._access(context), caller_with_part(), until_done=True
         )
         if handed_over is not None:
             await handed_over
@@ -144,7 +144,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ProduceStream(
         self, request_iterator: AsyncIterator[broker_pb2.ProduceRequest], context: Context
     ) -> AsyncIterator[broker_pb2.ProduceResponse]:
-        access, caller = self._access(context), current_caller.get()
+        access, caller = self._access(context), caller_with_part()
         responses: deque[tuple[float, broker_pb2.ProduceResponse]] = deque()  # with the time when it was there
         written = self._produce_handler.written_times
         charges = self._throttling.of(context)
@@ -226,7 +226,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         if charges is not None and charges.is_over(Quota.FETCH, request.client_id):
             code, message = ErrorCode.THROTTLING_QUOTA_EXCEEDED, charges.refusal()
             return fetch_error(request, code, message, throttle_ms=charges.throttle_ms)
-        params.room = self._fetch_handler.room(params.role)
+        params.room = self._fetch_handler.room(params.role, caller=caller_with_part())
         # gRPC writes the response after this method has returned; the call ends with that.
         context.add_done_callback(cast(Any, lambda _: params.room.release()))
         if request.traceparent and self._fetch_handler.tracer is not None:
@@ -257,6 +257,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             self._access(context),
             None if replicas is None else functools.partial(replicas.refusal, context),
             self._throttling.of(context),
+            caller_with_part(),
         )
         forget = self._authorization.on_change(stream.access_changed) if self._authorization is not None else None
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")

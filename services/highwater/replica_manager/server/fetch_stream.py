@@ -51,14 +51,17 @@ class FetchStream:
         access: Access | None = None,
         replica_refusal: Callable[[int], str] | None = None,
         charges: CallCharges | None = None,
+        caller: str = "",
     ) -> None:
-        """`replica_refusal` says of a broker's id why the stream is not that broker's."""
+        """`replica_refusal` says of a broker's id why the stream is not that broker's. `caller`: whose responses these
+        are; empty: nobody's part counts."""
         self._replica_refusal = replica_refusal
         self._replica_manager = replica_manager
         self._access = access
         self._fetch_handler = fetch_handler
         self._listener = listener
         self._charges = charges
+        self._caller = caller
         self._opened = False
         self._session: FetchSession | None = None  # a replica's
         self._incremental: SessionFetch | None = None  # of a reader that names what has changed alone
@@ -104,7 +107,7 @@ class FetchStream:
         if of_replica and self._replica_refusal and (refusal := self._replica_refusal(request.replica.broker_id)):
             self._ended = True
             return fetch_error(request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal)
-        params.room = self._fetch_handler.room(params.role, self._turn)
+        params.room = self._fetch_handler.room(params.role, self._turn, self._caller)
         if request.traceparent and self._fetch_handler.tracer is not None:
             params.span = fetch_span(self._fetch_handler.tracer, request, params)
         if not self._continues(request, params.role):
