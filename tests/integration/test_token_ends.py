@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
+from highwater.rpc.errors import from_proto
 from highwater.security.principal import user
 from highwater.security.token_watch import TICK_S
 from highwater.security.tokens import make_token
-from highwater.v1 import broker_pb2
+from highwater.v1 import broker_pb2, group_pb2
 
 AT_MOST_S = 2 * TICK_S + 2.0  # on a busy machine
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -46,13 +48,31 @@ async def created(secured: SecuredBroker, name: str) -> PartitionKey:
     return PartitionKey(response.results[0].topic_id, 0)
 
 
+async def joined(caller: Any) -> Any:
+    """The stream of a new member of group `g`, once it is one."""
+    await caller.groups.FindCoordinator(group_pb2.FindCoordinatorRequest(groups=["g"]))  # makes the topic of offsets
+    word = group_pb2.SessionRequest(group="g", member_id=str(uuid.uuid4()))
+    word.subscription.topics.append("orders")
+    word.subscription.rebalance_timeout_ms = 60_000  # it acknowledges nothing
+    word.owned.SetInParent()
+
+    async def member() -> Any:
+        session = caller.groups.Session()
+        await session.write(word)
+        response = await session.read()
+        return session if response is not EOF and from_proto(response.error) is ErrorCode.NONE else None
+
+    return await eventually(member, "it is a member")
+
+
 async def opened(caller: Any, key: PartitionKey) -> dict[str, Any]:
-    """A stream whose handler hands out its answers, and one whose handler writes them and waits for data."""
+    """A stream whose handler hands out its answers, one whose handler writes them and waits for data, and a member's,
+    whose handler waits for what it may never be told."""
     fetch = fetch_request(key, 0, 60_000)
     fetch.consumer.SetInParent()
     fetching = caller.broker.FetchStream()
     await fetching.write(fetch)
-    return {"ProduceStream": await producing(caller), "FetchStream": fetching}
+    return {"Session": await joined(caller), "ProduceStream": await producing(caller), "FetchStream": fetching}
 
 
 async def producing(caller: Any) -> Any:
@@ -86,7 +106,7 @@ async def replace_tokens(secured: SecuredBroker, *lines: str) -> None:
 async def test_streams_end_with_their_token(secured: SecuredBroker) -> None:
     """And nobody else's do."""
     orders = await created(secured, "orders")
-    await secured.allow("allow * all topic orders")
+    await secured.allow("allow * all topic orders", "allow * read group g")
     manager = secured.trio.replica_manager
     assert manager is not None
     watch = manager._identification._watch
@@ -94,7 +114,7 @@ async def test_streams_end_with_their_token(secured: SecuredBroker) -> None:
     of_bob = await producing(secured.as_user("bob"))
 
     async def all_open() -> bool:
-        return len(watch) == 3
+        return len(watch) == 4
 
     await eventually(all_open, "every stream is open at the broker")
     text = await asyncio.to_thread(secured.tokens_file.read_text)
@@ -121,7 +141,7 @@ async def test_a_stream_ends_when_its_token_expires(etcd: LocalEtcd, store: Stor
     }
     async with secured_broker(etcd, store, keys, tmp_path, settings) as secured:
         orders = await created(secured, "orders")
-        await secured.allow("allow * all topic orders")
+        await secured.allow("allow * all topic orders", "allow * read group g")
         expires_s = time.time() + 10
 
         def token(until_s: float) -> str:
