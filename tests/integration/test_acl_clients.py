@@ -114,6 +114,50 @@ async def test_a_consumer_hears_of_a_revocation_and_of_its_end(secured: SecuredB
         assert found == [b"v"]
 
 
+async def test_a_member_hears_of_a_refusal_and_of_its_end(secured: SecuredBroker) -> None:
+    """Before it has joined, and while it is a member."""
+    found: list[bytes | None] = []
+
+    async def polled(count: int) -> None:
+        while len(found) < count:
+            found.extend([record.value for record in await consumer.poll(timeout_ms=100)])
+
+    async def refused() -> None:
+        for _ in range(2):
+            with pytest.raises(AuthorizationError, match="group 'g'") as told:
+                await asyncio.wait_for(polled(1_000), 10)
+            assert told.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+    async def allowed(count: int) -> None:
+        await secured.allow("allow bob read group g")
+        async with Producer(secured.address, token=secured.tokens["admin"]) as producer:
+            await producer.send("open", b"%d" % count)
+        async with asyncio.timeout(20):
+            while len(found) < count:
+                with suppress(AuthorizationError):  # of an attempt before
+                    await polled(count)
+
+    await secured.allow("allow bob read topic open")
+    lost: list[TopicPartition] = []
+    async with Consumer(
+        "open",
+        bootstrap=secured.address,
+        group="g",
+        auto_offset_reset="earliest",
+        token=secured.tokens["bob"],
+        on_lost=lost.extend,
+    ) as consumer:
+        await refused()
+        await allowed(1)
+        await consumer.commit()
+        assert not lost
+        await secured.revoke("allow bob read group g")
+        await refused()
+        assert lost == [TopicPartition("open", 0)]
+        await allowed(2)
+        assert found == [b"1", b"2"]
+
+
 async def test_a_client_that_is_nobody_is_told_so(secured: SecuredBroker) -> None:
     with pytest.raises(AuthenticationError, match="none that this broker knows"):
         async with Producer(secured.address, token="nonsense") as producer:

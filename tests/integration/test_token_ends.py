@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,58 @@ async def test_clients_go_on_with_the_token_that_their_file_has_then(secured: Se
         await replace_tokens(secured, "# none")
         with pytest.raises(AuthenticationError):
             await read(3)
+
+
+async def test_a_member_goes_on_with_the_token_that_its_file_has_then(secured: SecuredBroker, tmp_path: Path) -> None:
+    """It keeps its partitions where that is there in time; else it is told, and goes on once there is one."""
+    await created(secured, "orders")
+    await secured.allow("allow alice all topic orders", "allow alice read group g")
+    token_file = tmp_path / "alice.token"
+    await asyncio.to_thread(token_file.write_text, secured.tokens["alice"])
+    admin = next(line for line in secured.tokens_file.read_text().splitlines() if line.endswith("User:admin"))
+    found: list[bytes | None] = []
+    lost: list[TopicPartition] = []
+
+    async def read(count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(found) < count:
+                found.extend(record.value for record in await consumer.poll(timeout_ms=100))
+
+    async with (
+        Producer(secured.address, token=secured.tokens["admin"]) as producer,
+        Consumer(
+            "orders",
+            bootstrap=secured.address,
+            group="g",
+            token_file=token_file,
+            auto_offset_reset="earliest",
+            on_lost=lost.extend,
+        ) as consumer,
+    ):
+        await producer.send("orders", b"first")
+        await read(1)
+        token, line = make_token(user("alice"))
+        await asyncio.to_thread(token_file.write_text, token)
+        before = consumer._group._member.epoch  # type: ignore[union-attr]
+        await replace_tokens(secured, line, admin)
+        await producer.send("orders", b"second")
+        await read(2)
+        assert (consumer._group._member.epoch, lost) == (before, [])  # type: ignore[union-attr]
+        token, line = make_token(user("alice"))
+        await replace_tokens(secured, admin)
+        told = ""
+        async with asyncio.timeout(20):
+            while "group 'g'" not in told:  # fetches are refused, too
+                with pytest.raises(AuthenticationError) as refused:
+                    await read(3)
+                told = str(refused.value)
+        assert lost == [TopicPartition("orders", 0)]
+        await replace_tokens(secured, line, admin)
+        await asyncio.to_thread(token_file.write_text, token)
+        await producer.send("orders", b"third")
+        async with asyncio.timeout(20):
+            while len(found) < 3:
+                with suppress(AuthenticationError):  # of an attempt before
+                    await read(3)
+        assert found[:2] == [b"first", b"second"]
+        assert found[-1] == b"third"

@@ -20,6 +20,7 @@ from highwater.client.membership.words import (
     Assign,
     Close,
     Drop,
+    Failure,
     GroupPartition,
     Lost,
     Open,
@@ -241,6 +242,42 @@ def test_a_fatal_error_ends_it() -> None:
     assert member.is_over
 
 
+@pytest.mark.parametrize(
+    ("code", "unauthenticated"),
+    [
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, False),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False),
+        (ErrorCode.INVALID_REQUEST, True),
+    ],
+)
+def test_who_is_refused_is_told_and_asks_again_with_the_poll_after_that(code: ErrorCode, unauthenticated: bool) -> None:
+    member = joined(0)
+    refused = member.broke(1, code, "no", 20, unauthenticated=unauthenticated)
+    assert refused == [Drop(partitions(0)), Close()]
+    assert member.wake_at_ms == float("inf")  # it asks nothing by itself
+    assert member.poll_began(30) == []
+    assert member.next_step() == Lost(partitions(0))
+    member.step_done(30)
+    assert member.take_failure() == Failure(code, "no", unauthenticated)
+    assert member.take_failure() is None
+    assert member.poll_began(40) == []  # a poll that comes at once does not ask at once
+    assert member.wake_at_ms == 120
+    assert member.tick(120) == [Open(2, Word(0, 0, NO_PARTITIONS, SUBSCRIPTION), True)]
+    member.broke(2, code, "no", 130, unauthenticated=unauthenticated)
+    assert member.take_failure() is not None
+    assert member.poll_began(5_000) == [Open(3, Word(0, 0, NO_PARTITIONS, SUBSCRIPTION), True)]
+    member.answered(3, answer(1, 0), 5_010)
+    assert member.next_step() == Assign(partitions(0))
+
+
+def test_who_is_refused_has_nothing_to_leave() -> None:
+    member = joined(0)
+    member.broke(1, ErrorCode.GROUP_AUTHORIZATION_FAILED, "no", 20)
+    member.close()
+    assert member.leave(30) == [Close()]
+    assert member.is_over
+
+
 def test_who_does_not_poll_leaves_and_joins_with_the_next_poll() -> None:
     member = joined(0, max_poll_interval_ms=1_000)
     assert member.tick(2_000) == []  # a poll is under way, however long
@@ -297,6 +334,7 @@ CODES = st.sampled_from(
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.FENCED_MEMBER_EPOCH,
         ErrorCode.FETCH_SESSION_STALE,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ]
 )
 
@@ -367,6 +405,10 @@ class MemberMachine(RuleBasedStateMachine):
         self.do(self.member.poll_began(self.now))
         self.member.poll_ended(self.now)
 
+    @rule()
+    def raise_failure(self) -> None:
+        self.member.take_failure()
+
     @precondition(lambda self: self.step is None)
     @rule()
     def begin_step(self) -> None:
@@ -403,7 +445,7 @@ class MemberMachine(RuleBasedStateMachine):
     @invariant()
     def wakes(self) -> None:
         """Where something is due, doing it is enough: nobody is woken again and again for nothing."""
-        if self.member.phase not in (Phase.STALLED, Phase.FAILED):
+        if self.member.phase not in (Phase.STALLED, Phase.REFUSED, Phase.FAILED):
             assert self.member.wake_at_ms < float("inf") or self.member.phase is Phase.IDLE
 
     @invariant()

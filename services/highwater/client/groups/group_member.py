@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
-from highwater.client.exceptions import MaxPollIntervalExceededError, error_for
+from highwater.client.exceptions import AuthenticationError, MaxPollIntervalExceededError, error_for
 from highwater.client.groups.coordinator import BACKOFF_MAX_MS, BACKOFF_MS, Coordinator, jitter
 from highwater.client.groups.session_stream import SessionStream
 from highwater.client.membership.membership import NEVER_MS, MemberSettings, Membership
@@ -16,13 +16,13 @@ from highwater.client.membership.words import (
     Answer,
     Close,
     Drop,
+    Failure,
     Open,
     Partitions,
     Say,
     Step,
     Subscription,
 )
-from highwater.errors import ErrorCode
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
@@ -57,6 +57,7 @@ class GroupMember:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = NEVER_MS
         self._over = asyncio.Event()
+        self._refusal = ""  # that was told last, since it has joined
         self._former: list[SessionStream] = []  # closed, and perhaps still hanging up
 
     # State
@@ -130,7 +131,8 @@ class GroupMember:
         self._do(self._membership.step_done(_now_ms()))
 
     def raise_failure(self) -> None:
-        """Raises what ended the membership: again and again where it is for good."""
+        """Raises what ended the membership: again and again where it is for good, and once where it is to be asked for
+        again."""
         membership = self._membership
         if membership.has_stalled:
             membership.has_stalled = False
@@ -139,9 +141,10 @@ class GroupMember:
                 "left and its partitions were given to others; the next poll has joined again. Take fewer records at "
                 "a time, or raise max_poll_interval_ms"
             )
-        if membership.failure is not None:
-            failure = membership.failure
-            raise error_for(failure.code, f"group {self._coordinator.group!r}: {failure.message or failure.code.name}")
+        failure = membership.take_failure()
+        if failure is not None:
+            message = f"group {self._coordinator.group!r}: {failure.message or failure.code.name}"
+            raise AuthenticationError(message) if failure.unauthenticated else error_for(failure.code, message)
 
     # What was decided
 
@@ -176,7 +179,7 @@ class GroupMember:
             member_id=self.member_id,
             instance_id=self._instance_id,
             on_answer=lambda answer: self._answered(number, answer),
-            on_end=lambda code, message: self._broke(number, code, message),
+            on_end=lambda failure: self._broke(number, failure),
         )
 
     def _hang_up(self) -> None:
@@ -190,12 +193,20 @@ class GroupMember:
         joined = self._membership.epoch == 0 and answer.member_epoch > 0
         self._do(self._membership.answered(stream, answer, _now_ms()))
         if joined:
+            self._refusal = ""
             _log.info("joined %s", self._names())
 
-    def _broke(self, stream: int, code: ErrorCode, message: str) -> None:
-        _log.info("the session was interrupted: %s %s", message or code.name, self._names())
-        self._do(self._membership.broke(stream, code, message, _now_ms()))
-        if self._membership.failure is not None:
+    def _broke(self, stream: int, failure: Failure) -> None:
+        code, message = failure.code, failure.message
+        if message != self._refusal:
+            _log.info("the session was interrupted: %s %s", message or code.name, self._names())
+        unauthenticated = failure.unauthenticated
+        self._do(self._membership.broke(stream, code, message, _now_ms(), unauthenticated=unauthenticated))
+        if self._membership.is_refused:
+            if message != self._refusal:  # once, and not with each poll that asks again
+                _log.warning("the membership is refused: %s %s", message or code.name, self._names())
+            self._refusal = message
+        elif self._membership.failure is not None:
             _log.error("the membership has failed: %s %s", message or code.name, self._names())
 
     def _set_timer(self) -> None:

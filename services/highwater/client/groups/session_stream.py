@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from highwater.client.cluster.connection import END_OF_STREAM, Connection, transport_error
-from highwater.client.exceptions import HighwaterError, NetworkError, RetriableError
-from highwater.client.membership.words import Answer, GroupPartition, Partitions, Word
+from highwater.client.exceptions import AuthenticationError, HighwaterError, NetworkError, RetriableError
+from highwater.client.membership.words import Answer, Failure, GroupPartition, Partitions, Word
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
 from highwater.supervision import is_cancelled
@@ -37,7 +37,7 @@ class SessionStream:
         member_id: str,
         instance_id: str,
         on_answer: Callable[[Answer], None],
-        on_end: Callable[[ErrorCode, str], None],
+        on_end: Callable[[Failure], None],
     ) -> None:
         self._connect = connect
         self._names = (group, member_id, instance_id)
@@ -71,6 +71,7 @@ class SessionStream:
 
     async def _run(self) -> None:
         code, message = ErrorCode.NETWORK_EXCEPTION, "the coordinator has ended the stream"
+        unauthenticated = False
         writing: asyncio.Task[None] | None = None
         address = "the coordinator"
         try:
@@ -83,14 +84,13 @@ class SessionStream:
             writing = asyncio.create_task(self._write())
             code, message = await self._read() or (code, message)
         except HighwaterError as error:
-            code, message = _code_of(error), str(error)
+            code, message, unauthenticated = _told(error)
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
             message = f"the connection to {address} was closed"
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            told = transport_error(error, address)
-            code, message = _code_of(told), str(told)
+            code, message, unauthenticated = _told(transport_error(error, address))
         except Exception as error:
             self._bug = error
         finally:
@@ -106,7 +106,7 @@ class SessionStream:
             message = f"the session stream has failed, by a bug of the client: {self._bug!r}"
         if not self._closed:
             self._closed = True
-            self._on_end(code, message)
+            self._on_end(Failure(code, message, unauthenticated))
 
     async def _read(self) -> tuple[ErrorCode, str] | None:
         """Until the end; the error that the coordinator ended it with."""
@@ -165,6 +165,11 @@ class SessionStream:
             for topic_id, found in sorted(numbers.items()):
                 request.owned.topics.add(topic_id=topic_id, partitions=sorted(found))
         return request
+
+
+def _told(error: HighwaterError) -> tuple[ErrorCode, str, bool]:
+    """Its code and sentence, and whether the broker does not know who this is."""
+    return _code_of(error), str(error), isinstance(error, AuthenticationError)
 
 
 def _code_of(error: HighwaterError) -> ErrorCode:

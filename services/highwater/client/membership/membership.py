@@ -7,7 +7,8 @@ Two things go on side by side. The *stream* to the coordinator:
                |  v      v
              WAITING <---+        (a pause; the member keeps its partitions until the session timeout)
 
-and STALLED, where the application has not polled for `max_poll_interval_ms` and the member has left; FAILED, for good.
+STALLED, where the application has not polled for `max_poll_interval_ms` and the member has left; REFUSED, by an ACL or
+for its token: once that has been raised the next poll asks again, after a pause; and FAILED, for good.
 
 And the application's *steps*: it is told, one at a time, what it lost, what it is to give up, and what it has beside
 that. Invariants: what is consumed is in `held`; `held` grows only by what the last assignment gives; what is in `held`
@@ -55,6 +56,11 @@ _FIND_ANEW = frozenset(
     {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_COORDINATOR}
     | {ErrorCode.COORDINATOR_NOT_AVAILABLE}
 )
+# What is refused with these may be allowed later.
+_NOT_ALLOWED = frozenset(
+    {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    | {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+)
 _OUT_OF_THE_GROUP = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 
 
@@ -65,6 +71,7 @@ class Phase(Enum):
     OPEN = auto()
     LEAVING = auto()  # has said so
     STALLED = auto()  # has left, and joins with the next poll
+    REFUSED = auto()  # may not be a member now: joins with the next poll after that was raised
     FAILED = auto()
 
 
@@ -86,7 +93,7 @@ class Membership:
         self.phase = Phase.IDLE
         self.epoch = JOINING
         self.subscription = subscription
-        self.failure: Failure | None = None  # set where FAILED
+        self.failure: Failure | None = None  # set where FAILED, and where REFUSED until it is raised
         self.has_stalled = False  # and the application has not been told
         self.session_timeout_ms = DEFAULT_SESSION_TIMEOUT_MS
         self._settings = settings
@@ -134,6 +141,10 @@ class Membership:
     @property
     def is_over(self) -> bool:
         return self.phase in (Phase.IDLE, Phase.FAILED)
+
+    @property
+    def is_refused(self) -> bool:
+        return self.phase is Phase.REFUSED
 
     @property
     def unsettled(self) -> bool:
@@ -191,8 +202,11 @@ class Membership:
             return self._say(now_ms, owned=self.owned)
         return [] if self._said_subscription == self.subscription else self._say(now_ms)
 
-    def broke(self, stream: int, code: ErrorCode, message: str, now_ms: float) -> list[Action]:
-        """The stream has ended, or could not be opened. NETWORK_EXCEPTION: without a word of the coordinator."""
+    def broke(
+        self, stream: int, code: ErrorCode, message: str, now_ms: float, *, unauthenticated: bool = False
+    ) -> list[Action]:
+        """The stream has ended, or could not be opened. NETWORK_EXCEPTION: without a word of the coordinator.
+        `unauthenticated`: for the token, whatever the code."""
         if stream != self.stream or self.phase not in (Phase.OPENING, Phase.OPEN, Phase.LEAVING):
             return []
         if self.phase is Phase.LEAVING:
@@ -209,8 +223,12 @@ class Membership:
                 return self._wait(now_ms, find=False)
         elif code.retriable or code in _FIND_ANEW:
             return self._wait(now_ms, find=code in _FIND_ANEW)
+        self.failure = Failure(code, message, unauthenticated)
+        if unauthenticated or code in _NOT_ALLOWED:
+            actions = [*self._lose(), *self._wait(now_ms, find=True)]
+            self.phase = Phase.REFUSED
+            return actions
         self.phase = Phase.FAILED
-        self.failure = Failure(code, message)
         return [*self._lose(), Close()]
 
     def tick(self, now_ms: float) -> list[Action]:
@@ -315,7 +333,17 @@ class Membership:
         self._polling += 1
         if self.phase is Phase.STALLED:
             actions += [Close(), *self._open(now_ms)]
+        elif self.phase is Phase.REFUSED and self.failure is None:
+            self.phase = Phase.WAITING
+            actions += self.tick(now_ms)
         return actions
+
+    def take_failure(self) -> Failure | None:
+        """To be raised: each time, where it is for good; else once, before the next poll asks again."""
+        failure = self.failure
+        if self.phase is Phase.REFUSED:
+            self.failure = None
+        return failure
 
     def poll_ended(self, now_ms: float) -> None:
         self._polling -= 1

@@ -127,7 +127,8 @@ Step = Assign | Revoke | Lost
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An end for good."""
+    """Why a stream has ended."""
 
     code: ErrorCode
     message: str
+    unauthenticated: bool = False  # the broker does not know the token, or the lack of one

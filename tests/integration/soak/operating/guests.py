@@ -175,9 +175,7 @@ class Reader(Guest):
                 polls.append(self._begun)
                 try:
                     records = await consumer.poll(300, max_records=2000)
-                except AuthorizationError:
-                    if self._group is not None:
-                        raise  # the membership has ended
+                except AuthorizationError:  # a member, too, asks again
                     self._tried(polls[0], allowed=False)  # each partition is told of by a poll of its own
                     await asyncio.sleep(0.05)
                     continue
