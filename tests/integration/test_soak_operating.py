@@ -67,6 +67,19 @@ def test_faults_excuse_what_they_explain() -> None:
     assert "let in" in permission.tried(50, 51, allowed=True)
 
 
+def test_a_lease_is_excused_by_faults_of_its_own_broker_and_of_etcd_alone() -> None:
+    disturbances = Disturbances()
+    disturbances.begin({"broker-1"}, 10).ended = 12
+    own, others = ("etcd", "broker-1"), ("etcd", "broker-2")
+    assert disturbances.between(11, 30, own)
+    assert disturbances.between(12 + RECOVERY_S, 30, own)
+    assert not disturbances.between(12.1 + RECOVERY_S, 30, own)
+    assert not disturbances.between(0, 9, own)
+    assert not disturbances.between(11, 30, others)
+    disturbances.begin({"etcd"}, 29)
+    assert disturbances.between(20, 30, others)
+
+
 @pytest.mark.parametrize(
     ("found", "problem"),
     [

@@ -33,6 +33,13 @@ class Disturbances:
     def now(self, machine: str) -> bool:
         return any(machine in each.machines and each.ended == inf for each in self.all)
 
+    def between(self, begun: float, ended: float, machines: Collection[str]) -> bool:
+        """Whether one of these machines did not run as it should then, or had just come back."""
+        return any(
+            not each.machines.isdisjoint(machines) and each.begun <= ended and begun <= each.ended + RECOVERY_S
+            for each in self.all
+        )
+
     def due(self, begun: float, within_s: float, matters: Callable[[str], bool] = by_etcd_and_brokers) -> float:
         """When something that takes so long undisturbed must have happened. `inf` while a fault of a machine lasts that
         matters to it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from time import monotonic
 
@@ -20,6 +21,7 @@ from soak.faults import Fault, Faults
 from soak.flush_modes import FlushModes
 from soak.operating.certificates import Certificates, Tokens
 from soak.operating.configurations import Configurations
+from soak.operating.etcd_certificates import EtcdCertificates
 from soak.operating.guests import TOPICS, Writer, guests
 from soak.operating.principals import AUDITOR, KEEPER, MAKER, USERS, WRITERS, Identities
 from soak.operating.processes import Processes
@@ -45,11 +47,16 @@ class NotedFaults(Faults):
     def __init__(self, soak: Soak, cluster: SoakCluster, deployed: Deployment, operating: Operating) -> None:
         super().__init__(soak, cluster, deployed)
         self._disturbances = operating.disturbances
+        self._etcd_is_kept = operating.etcd_is_kept
 
     def draw(self, kind: str) -> Fault:
         fault = super().draw(kind)
 
         async def work() -> None:
+            async with self._etcd_is_kept if "etcd" in fault.machines else nullcontext():
+                await noted()
+
+        async def noted() -> None:
             disturbance = self._disturbances.begin(fault.machines, monotonic())
             try:
                 await fault.work()
@@ -113,6 +120,7 @@ async def _operate(
         strangers.persist(),
         configurations.run(),
         certificates.rotate(),
+        EtcdCertificates(operating).rotate(),
         Tokens(operating).rotate(),
         processes.watch(),
         processes.keep_time(),

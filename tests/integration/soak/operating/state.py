@@ -30,6 +30,8 @@ class Operating:
     identities: Identities
     data: Path
     disturbances: Disturbances = field(default_factory=Disturbances)
+    etcd_is_kept: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever breaks etcd, or starts it again: one at a time."""
     acts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     """Of whom and what, each as it should be."""
