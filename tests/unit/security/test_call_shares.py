@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from highwater.rpc.server import RpcServer
+from highwater.rpc.server import LIVE, RpcServer, ServerLimits
 from highwater.security.call_identity import IdentifyCalls
 from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls
 from highwater.security.caller import UNIX, caller_of, caller_with_part, current_caller, host_of
@@ -65,6 +66,9 @@ class Server:
         call: Any = self.channel.stream_stream(f"/{CLIENTS}/{method}")
         return call(metadata=_token(who), timeout=20)
 
+    def watch_health(self) -> Any:
+        return health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest(service=LIVE), timeout=20)
+
 
 async def _awaited(call: Any) -> Any:
     return await call
@@ -83,7 +87,11 @@ async def serving(most: int, most_of_one: int) -> AsyncIterator[Server]:
     handlers = Handlers()
     refused: list[None] = []
     shares = CallShares(most, most_of_one, lambda: refused.append(None))
-    rpc = RpcServer(["127.0.0.1:0"], interceptors=[IdentifyCalls(MappingRules("DEFAULT"), _verify), shares])
+    rpc = RpcServer(
+        ["127.0.0.1:0"],
+        interceptors=[IdentifyCalls(MappingRules("DEFAULT"), _verify), shares],
+        limits=ServerLimits(max_calls=most),
+    )
     methods = {
         "unary": grpc.unary_unary_rpc_method_handler(handlers.unary),
         "failing": grpc.unary_unary_rpc_method_handler(handlers.failing),
@@ -149,15 +157,56 @@ async def test_who_shows_no_token_is_told_apart_by_the_host() -> None:
 
 
 async def test_instructions_have_places_of_their_own() -> None:
-    async with serving(40, 30) as server:
-        calls = [server.unary(f"user {number}") for number in range(38)]
-        await until(lambda: server.handlers.begun == 38)
-        assert "38 calls are open here" in await refused(server.unary("one more"))
-        own = [server.unary("user 1", OWN) for _ in range(30)]
-        await until(lambda: server.handlers.begun == 68)
-        assert "User:user 1 has 30 calls open" in await refused(server.unary("user 1", OWN))
+    async with serving(80, 2) as server:
+        calls = [server.unary(f"user {number // 2}") for number in range(76)]
+        await until(lambda: server.handlers.begun == 76)
+        assert "76 calls are open here" in await refused(server.unary("one more"))
+        own = [server.unary("user 1", OWN) for _ in range(2)]
+        await until(lambda: server.handlers.begun == 78)
+        assert "as a controller, User:user 1 has 2 calls open" in await refused(server.unary("user 1", OWN))
+        own += [server.unary("user 2", OWN) for _ in range(2)]
+        await until(lambda: server.handlers.begun == 80)
+        assert await refused(server.unary("user 3", OWN)), "gRPC lets in no more"
         server.handlers.let_go.set()
         await asyncio.gather(*calls, *own)
+        await until(lambda: server.shares.calls.open == 0)
+
+
+async def test_who_asks_about_health_keeps_out_neither_others_nor_the_controller() -> None:
+    """As streams, and without a token: gRPC lets in no more calls than there may be of all kinds together."""
+    async with serving(80, 40) as server:
+        calls = [server.unary("") for _ in range(20)]
+        await until(lambda: server.handlers.begun == 20)
+        asking: list[Any] = [server.watch_health() for _ in range(20)]
+        for each in asking:
+            await each.read()
+        assert "host 127.0.0.1 has 40 calls open" in await refused(read(server.watch_health()))
+        others = [server.unary("alice"), server.unary("", OWN)]
+        await until(lambda: server.handlers.begun == 22)
+        calls += [server.unary(f"user {number}") for number in range(34)]
+        await until(lambda: server.handlers.begun == 56)
+        assert "76 calls are open here" in await refused(server.unary("one more"))
+        for each in asking:
+            each.cancel()
+        server.handlers.let_go.set()
+        await asyncio.gather(*calls, *others)
+        await until(lambda: server.shares.calls.open == 0)
+
+
+async def test_health_is_told_where_clients_have_all_that_they_may_have() -> None:
+    async with serving(80, 80) as server:
+        calls = [server.unary("alice") for _ in range(76)]
+        await until(lambda: server.handlers.begun == 76)
+        asking = [server.watch_health() for _ in range(2)]
+        for each in asking:
+            await each.read()
+        assert "78 calls are open here" in await refused(read(server.watch_health()))
+        own = server.unary("", OWN)
+        await until(lambda: server.handlers.begun == 77)
+        for each in asking:
+            each.cancel()
+        server.handlers.let_go.set()
+        await asyncio.gather(*calls, own)
 
 
 async def test_a_unary_call_counts_before_its_request_has_come() -> None:
