@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = get_logger("replica_manager.callers")
 
 REPLICA_CONTROL = "/highwater.v1.ReplicaControl/"
+_WAITING_PART = 100  # one in so many of the calls that may be open waits for an issuer's keys
 
 
 def authorization_of(settings: ReplicaManagerSettings, replica_manager: ReplicaManager) -> Authorization | None:
@@ -170,7 +171,12 @@ def _oidc_of(settings: ReplicaManagerSettings) -> OidcTokens | None:
             "sasl.oauthbearer.expected.issuer: every token by these keys would count, for whatever service it was "
             "made: set the audience that stands for this cluster"
         )
-    from highwater.security.oidc import Jwks, OidcSettings, OidcTokens  # noqa: PLC0415  it loads a library of signatures
+    from highwater.security.oidc import (  # noqa: PLC0415  it loads a library of signatures
+        MAX_WAITING,
+        Jwks,
+        OidcSettings,
+        OidcTokens,
+    )
 
     oidc = OidcSettings(
         settings.sasl_oauthbearer_expected_issuer,
@@ -178,7 +184,9 @@ def _oidc_of(settings: ReplicaManagerSettings) -> OidcTokens | None:
         settings.sasl_oauthbearer_sub_claim_name,
         settings.sasl_oauthbearer_clock_skew_seconds,
     )
-    return OidcTokens(oidc, Jwks(url, settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000))
+    refresh_s = settings.sasl_oauthbearer_jwks_endpoint_refresh_ms / 1000
+    waiting = min(MAX_WAITING, max(1, settings.max_open_calls // _WAITING_PART))
+    return OidcTokens(oidc, Jwks(url, refresh_s, max_waiting=waiting))
 
 
 def _always() -> bool:

@@ -11,14 +11,14 @@ import grpc.aio
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import CallIdentity, current_call
 from highwater.security.token_watch import TokenWatch
-from highwater.security.tokens import MAX_TOKEN, InvalidTokenError, ShownToken
+from highwater.security.tokens import MAX_TOKEN, InvalidTokenError, ShownToken, TokensBusyError
 
 AUTHORIZATION = "authorization"
 _BEARER = "bearer "
 _OPEN_TO_ALL = "/grpc."  # health checks and reflection
 
 Verify = Callable[[str], Awaitable[ShownToken]]
-"""Looks at a token. Raises `InvalidTokenError`."""
+"""Looks at a token. Raises `InvalidTokenError`, `TokensBusyError`."""
 
 
 class IdentifyCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -62,6 +62,8 @@ class IdentifyCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 identity = identity._replace(by_token=shown.principal)
         except InvalidTokenError as error:
             return _refuse(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except TokensBusyError as error:
+            return _refuse(grpc.StatusCode.UNAVAILABLE, str(error))
         current_call.set(identity)  # of the task of this call, which is the one that serves it
         handler = await continuation(handler_call_details)
         if shown is None or self._watch is None or handler is None:

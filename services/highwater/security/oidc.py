@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jwt
 
 from highwater.security.principal import Principal, user
-from highwater.security.tokens import InvalidTokenError, ShownToken
+from highwater.security.tokens import InvalidTokenError, ShownToken, TokensBusyError
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
@@ -30,6 +30,7 @@ _PIECE_BYTES = 1 << 16
 MAX_JWKS_BYTES = 1 << 20
 FETCH_AGAIN_S = 10.0  # a key that nobody knows has the keys read again, so often at most
 MAX_REMEMBERED = 10_000  # verified tokens
+MAX_WAITING = 100  # calls that an answer of the issuer is waited for: nobody knows yet whose they are
 MAX_NAME = 500
 
 
@@ -69,8 +70,11 @@ class Jwks:
         refresh_s: float,
         fetch: Fetch = fetch_jwks,
         now_s: Callable[[], float] = time.monotonic,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._url = url
+        self._max_waiting = max_waiting
+        self._waiting = 0
         self._refresh_s = refresh_s
         self._fetch = fetch
         self._now_s = now_s
@@ -96,9 +100,20 @@ class Jwks:
             self._reading.add_done_callback(self._read)
 
     async def key(self, key_id: str) -> jwt.PyJWK | None:
+        """Waits for the issuer where it may be a new one. Raises `TokensBusyError` where too many do: a token that
+        names any key would hold a call for as long as the issuer is slow, and no share of its sender's counts that."""
         self.refresh(unknown=key_id not in self._keys)
         if key_id not in self._keys and self._reading is not None and not self._reading.done():
-            await asyncio.wait((self._reading,), timeout=LONGEST_FETCH_S)
+            if self._waiting >= self._max_waiting:
+                raise TokensBusyError(
+                    "the token is signed by a key that is not known yet, and many wait for its issuer: retry after a "
+                    "short pause"
+                )
+            self._waiting += 1
+            try:
+                await asyncio.wait((self._reading,), timeout=LONGEST_FETCH_S)
+            finally:
+                self._waiting -= 1
         return self._keys.get(key_id)
 
     def _read(self, reading: asyncio.Future[bytes]) -> None:
@@ -148,7 +163,7 @@ class OidcTokens:
         return (await self.shown(token)).principal
 
     async def shown(self, token: str) -> ShownToken:
-        """Raises `InvalidTokenError`, whose sentence its sender may hear."""
+        """Raises `InvalidTokenError` and `TokensBusyError`, whose sentences its sender may hear."""
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
         if known is not None and self._wall_s() < known.until_s and await self._jwks.key(known.key_id) is known.key:

@@ -37,6 +37,10 @@ class InvalidTokenError(Exception):
     """The call is not who it says; the sentence goes to its sender."""
 
 
+class TokensBusyError(Exception):
+    """It cannot be told now whether a token counts; the sentence goes to its sender, who may try again."""
+
+
 class ShownToken(NamedTuple):
     """A token that counted when it was shown."""
 

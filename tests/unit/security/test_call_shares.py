@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -10,16 +12,18 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import jwt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.rpc.server import LIVE, RpcServer, ServerLimits
-from highwater.security.call_identity import IdentifyCalls
+from highwater.security.call_identity import IdentifyCalls, Verify
 from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls
 from highwater.security.caller import UNIX, caller_of, caller_with_part, current_caller, host_of
 from highwater.security.mapping_rules import MappingRules
+from highwater.security.oidc import Jwks, OidcSettings, OidcTokens
 from highwater.security.principal import user
-from highwater.security.tokens import ShownToken
+from highwater.security.tokens import ShownToken, is_jwt
 
 Call = Callable[..., Any]
 CLIENTS, OWN = "test.Clients", INSTRUCTIONS.strip("/")
@@ -58,7 +62,7 @@ class Server:
         self.channel = channel
         self.refused = 0
 
-    def unary(self, who: str, service: str = CLIENTS, method: str = "unary") -> Awaitable[Any]:
+    def unary(self, who: str, service: str = CLIENTS, method: str = "unary") -> asyncio.Future[Any]:
         call: Any = self.channel.unary_unary(f"/{service}/{method}")
         return asyncio.ensure_future(_awaited(call(b"", metadata=_token(who), timeout=20)))
 
@@ -83,13 +87,13 @@ async def _verify(token: str) -> Any:
 
 
 @asynccontextmanager
-async def serving(most: int, most_of_one: int) -> AsyncIterator[Server]:
+async def serving(most: int, most_of_one: int, verify: Verify = _verify) -> AsyncIterator[Server]:
     handlers = Handlers()
     refused: list[None] = []
     shares = CallShares(most, most_of_one, lambda: refused.append(None))
     rpc = RpcServer(
         ["127.0.0.1:0"],
-        interceptors=[IdentifyCalls(MappingRules("DEFAULT"), _verify), shares],
+        interceptors=[IdentifyCalls(MappingRules("DEFAULT"), verify), shares],
         limits=ServerLimits(max_calls=most),
     )
     methods = {
@@ -274,3 +278,32 @@ def test_clients_of_a_unix_socket_have_no_part_of_their_own() -> None:
         before = current_caller.set(caller)
         assert caller_with_part() == part
         current_caller.reset(before)
+
+
+async def test_who_waits_for_an_issuer_keeps_nobody_out() -> None:
+    """Nobody counts such a call as its caller's, as nobody knows whose it is: a token that names no key holds none."""
+    answered = threading.Event()
+
+    def fetch(url: str) -> bytes:
+        assert answered.wait(10)
+        return b"{}"
+
+    tokens = OidcTokens(OidcSettings("https://issuer"), Jwks("https://issuer/jwks", 3600.0, fetch, max_waiting=2))
+    unknown = jwt.encode({"exp": 1}, "secret" * 8, headers={"kid": "nobody's"})
+
+    async def verify(token: str) -> Any:
+        return await (tokens.shown(token) if is_jwt(token) else _verify(token))
+
+    async with serving(40, 20, verify) as server:
+        try:
+            mallory = [server.unary(unknown) for _ in range(39)]
+            await until(lambda: sum(each.done() for each in mallory) == 37)
+            server.handlers.let_go.set()
+            assert await asyncio.gather(*(server.unary("alice") for _ in range(20))) == [b"answer"] * 20
+        finally:
+            answered.set()
+        ended: list[Any] = await asyncio.gather(*mallory, return_exceptions=True)
+        assert Counter(each.code() for each in ended) == {
+            grpc.StatusCode.UNAVAILABLE: 37,
+            grpc.StatusCode.UNAUTHENTICATED: 2,
+        }

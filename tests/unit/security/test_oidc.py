@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from highwater.security.oidc import MAX_JWKS_BYTES, Jwks, OidcSettings, OidcTokens, fetch_jwks
 from highwater.security.principal import user
-from highwater.security.tokens import InvalidTokenError, is_jwt
+from highwater.security.tokens import InvalidTokenError, TokensBusyError, is_jwt
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -167,6 +167,35 @@ async def test_a_slow_issuer_takes_one_thread() -> None:
         answer.set()
     assert all([await each is not None for each in waiting])
     assert issuer.asked == 1
+
+
+async def test_few_wait_for_a_slow_issuer() -> None:
+    """Nobody knows whose these calls are, and none has proved anything."""
+    answered = threading.Event()
+
+    def fetch(url: str) -> bytes:
+        assert answered.wait(10)
+        return published(one=RSA_KEY, two=EC_KEY)
+
+    jwks = Jwks("https://issuer/jwks", 3600.0, fetch, max_waiting=3)
+    tokens = OidcTokens(SETTINGS, jwks)
+    waiting = [asyncio.ensure_future(tokens.shown(signed(key_id=f"none {number}"))) for number in range(3)]
+    await asyncio.sleep(0)
+    for _ in range(10):
+        with pytest.raises(TokensBusyError, match="retry"):
+            await asyncio.wait_for(tokens.shown(signed(EC_KEY, "ES256", "two")), 5)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    honest = asyncio.ensure_future(tokens.shown(signed()))
+    await asyncio.sleep(0)
+    answered.set()
+    assert (await honest).principal == user("alice")
+    assert [type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)] == [
+        asyncio.CancelledError,
+        InvalidTokenError,
+        InvalidTokenError,
+    ]
+    assert (await tokens.shown(signed(EC_KEY, "ES256", "two"))).principal == user("alice")
 
 
 def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
