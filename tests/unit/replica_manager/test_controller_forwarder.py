@@ -16,12 +16,21 @@ from highwater.metadata.store.etcd_errors import StoreError, Unavailable
 from highwater.replica_manager.membership import active_controller
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
-from highwater.replica_manager.server import controller_forwarder
-from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
+from highwater.replica_manager.server.controller_forwarder import (
+    MAX_DESCRIBING,
+    MAX_FORWARDED,
+    ControllerForwarder,
+    Forwarding,
+)
 from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.errors import from_proto, to_proto
 from highwater.security.access import Authorization
 from highwater.security.authorizer import Authorizer
+from highwater.security.call_identity import IdentifyCalls
+from highwater.security.call_shares import OpenCalls
+from highwater.security.mapping_rules import MappingRules
+from highwater.security.principal import user
+from highwater.security.tokens import ShownToken
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 TOPIC = controller_pb2.CreateTopicsRequest(topics=[controller_pb2.NewTopic(topic="t")], timeout_ms=5_000)
@@ -86,13 +95,14 @@ class World:
         self.looks = 0
         self.etcd_answers = asyncio.Event()
         self.etcd_answers.set()
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[IdentifyCalls(MappingRules("DEFAULT"), _verify)])
         self.controller = ActiveControllerLookup(cast(Any, None), cast(Any, None))
 
     async def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(active_controller, "read_controller", self._read)
         self.controllers = [await FakeController().start(), await FakeController().start()]
-        forwarder = ControllerForwarder(Forwarding(self.controller), lambda: {1: Endpoint(1, 5, "out:1", "")})
+        self.forwarding = Forwarding(self.controller)
+        forwarder = ControllerForwarder(self.forwarding, lambda: {1: Endpoint(1, 5, "out:1", "")})
         controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
@@ -116,9 +126,16 @@ class World:
             raise self.acting
         return ControllerRegistration(self.acting, self.controllers[self.acting].address, self.epoch, "i")
 
-    async def create(self, timeout_s: float = 10.0) -> controller_pb2.CreateTopicsResponse:
-        response: controller_pb2.CreateTopicsResponse = await self.stub.CreateTopics(TOPIC, timeout=timeout_s)
+    async def create(self, timeout_s: float = 10.0, who: str = "") -> controller_pb2.CreateTopicsResponse:
+        metadata = (("authorization", f"Bearer {who}"),) if who else ()
+        response: controller_pb2.CreateTopicsResponse = await self.stub.CreateTopics(
+            TOPIC, timeout=timeout_s, metadata=metadata
+        )
         return response
+
+
+async def _verify(token: str) -> ShownToken:
+    return ShownToken(user(token), lambda: True)
 
 
 @pytest.fixture
@@ -210,8 +227,8 @@ async def test_the_controller_has_the_time_that_the_client_has(world: World) -> 
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_what_is_above_the_bound_is_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_forwarder, "MAX_FORWARDED", 2)
+async def test_what_is_above_the_bound_is_refused_at_once(world: World) -> None:
+    world.forwarding.calls = OpenCalls(2, 2)
     world.controllers[0].go_on.clear()
     under_way = [asyncio.create_task(world.create()) for _ in range(2)]
     await until(lambda: world.controllers[0].asked == 2)
@@ -222,8 +239,44 @@ async def test_what_is_above_the_bound_is_refused_at_once(world: World, monkeypa
     assert from_proto((await world.create()).error) is ErrorCode.NONE
 
 
-async def test_a_client_that_gives_up_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_forwarder, "MAX_FORWARDED", 1)
+async def test_one_caller_leaves_room_to_others(world: World) -> None:
+    """Calls that take their whole time are each its caller's."""
+    controller = world.controllers[0]
+    controller.go_on.clear()
+    most = MAX_FORWARDED // 2
+    mallory = [asyncio.create_task(world.create(who="mallory")) for _ in range(MAX_FORWARDED)]
+    await until(lambda: controller.asked == most and sum(each.done() for each in mallory) == most)
+    refused = next(each.result() for each in mallory if each.done())
+    assert (from_proto(refused.error), refused.error.retriable) == (ErrorCode.OVERLOADED, True)
+    assert f"{most} of them User:mallory's" in refused.error.message
+    alice = asyncio.create_task(world.create(who="alice"))
+    await until(lambda: controller.asked == most + 1)
+    controller.go_on.set()
+    assert from_proto((await alice).error) is ErrorCode.NONE
+    await asyncio.gather(*mallory)
+    assert not world.forwarding.calls.by_caller
+
+
+async def test_one_caller_leaves_room_to_the_questions_of_others(world: World) -> None:
+    controller = world.controllers[0]
+    controller.go_on.clear()
+
+    def describe(who: str) -> Any:
+        metadata = (("authorization", f"Bearer {who}"),)
+        return world.stub.DescribeConfigs(controller_pb2.DescribeConfigsRequest(), timeout=10, metadata=metadata)
+
+    mallory = [describe("mallory") for _ in range(MAX_DESCRIBING)]
+    await until(lambda: sum(each.done() for each in mallory) == MAX_DESCRIBING // 2)
+    alice = describe("alice")
+    await until(lambda: controller.asked == MAX_DESCRIBING // 2 + 1)
+    controller.go_on.set()
+    assert from_proto((await alice).error) is ErrorCode.NONE
+    await asyncio.gather(*mallory)
+    assert not world.forwarding.describing.by_caller
+
+
+async def test_a_client_that_gives_up_makes_room(world: World) -> None:
+    world.forwarding.calls = OpenCalls(1, 1)
     world.controllers[0].go_on.clear()
     call = world.stub.CreateTopics(TOPIC, timeout=60)
     await until(lambda: world.controllers[0].asked == 1)
@@ -272,12 +325,9 @@ async def test_what_only_brokers_ask_is_not_forwarded(world: World) -> None:
     assert world.looks == 0
 
 
-async def test_questions_for_configurations_leave_room_for_other_administration(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_questions_for_configurations_leave_room_for_other_administration(world: World) -> None:
     """Every client that sends to a topic which nobody made asks one (RULES 9.5)."""
-    monkeypatch.setattr(controller_forwarder, "MAX_FORWARDED", 4)
-    monkeypatch.setattr(controller_forwarder, "MAX_DESCRIBING", 2)
+    world.forwarding.calls, world.forwarding.describing = OpenCalls(4, 4), OpenCalls(2, 2)
     controller = world.controllers[0]
     controller.go_on.clear()
 

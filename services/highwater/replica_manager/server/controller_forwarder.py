@@ -20,10 +20,13 @@ from highwater.rpc.errors import from_proto, to_proto
 from highwater.rpc.request_limits import too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
+from highwater.security.call_shares import OpenCalls
+from highwater.security.caller import caller_of
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 # Calls under way, over all listeners of this broker, and DescribeConfigs among them: every client that sends to a topic
-# which nobody made asks so (RULES 9.5), and is not to keep an administrator out.
+# which nobody made asks so (RULES 9.5), and is not to keep an administrator out. Half of either may be of one caller:
+# its calls may take as long as it likes.
 MAX_FORWARDED = 100
 MAX_DESCRIBING = 50
 LONGEST_S = 330.0  # of a call without a deadline: the controller's longest time, and some to spare
@@ -39,8 +42,8 @@ class Forwarding:
 
     def __init__(self, acting: ActiveControllerLookup) -> None:
         self._acting = acting
-        self._under_way = 0
-        self._describing = 0
+        self.calls = OpenCalls(MAX_FORWARDED, MAX_FORWARDED // 2)
+        self.describing = OpenCalls(MAX_DESCRIBING, MAX_DESCRIBING // 2)
 
     async def forward(
         self,
@@ -52,29 +55,30 @@ class Forwarding:
         """`refused` makes the response for what this broker has to say itself."""
         if refusal := too_large(request):
             return refused(error=to_proto(ErrorCode.INVALID_REQUEST, refusal))
-        if self._under_way >= MAX_FORWARDED:
-            return refused(error=_overloaded(MAX_FORWARDED, "administrative calls"))
-        self._under_way += 1
+        caller = caller_of(context)
+        if self.calls.begin(caller):
+            return refused(error=_overloaded(self.calls, caller, "administrative calls"))
         try:
             return await self._forward(method, request, refused, context)
         except StoreError as error:
             message = f"etcd does not say which controller acts: {error}"
             return refused(error=to_proto(ErrorCode.NOT_CONTROLLER, message))
         finally:
-            self._under_way -= 1
+            self.calls.end(caller)
 
     async def describe_configs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:
-        if self._describing >= MAX_DESCRIBING:
-            return controller_pb2.DescribeConfigsResponse(error=_overloaded(MAX_DESCRIBING, "DescribeConfigs"))
-        self._describing += 1
+        caller = caller_of(context)
+        if self.describing.begin(caller):
+            error = _overloaded(self.describing, caller, "DescribeConfigs")
+            return controller_pb2.DescribeConfigsResponse(error=error)
         try:
             return await self.forward(
                 lambda stub: stub.DescribeConfigs, request, controller_pb2.DescribeConfigsResponse, context
             )
         finally:
-            self._describing -= 1
+            self.describing.end(caller)
 
     async def _forward(
         self,
@@ -369,8 +373,10 @@ def _refused_config(resource: controller_pb2.ConfigResource, refused: Refusal) -
     return controller_pb2.ResourceConfig(resource=resource, error=to_proto(*refused))
 
 
-def _overloaded(most: int, what: str) -> common_pb2.Error:
-    return to_proto(ErrorCode.OVERLOADED, f"{most} {what} are under way on this broker: try again")
+def _overloaded(calls: OpenCalls, caller: str, what: str) -> common_pb2.Error:
+    held = calls.by_caller.get(caller, 0)
+    message = f"{calls.open} {what} are under way on this broker, {held} of them {caller}'s: try again after a pause"
+    return to_proto(ErrorCode.OVERLOADED, message)
 
 
 async def _only_for_brokers(context: Context) -> NoReturn:
