@@ -14,6 +14,8 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.requests import delete_records
+from highwater.replica_manager.requests.delete_records import DeletedRecords, DeleteRecordsHandler
+from highwater.security.caller import current_caller
 from highwater.v1 import broker_pb2
 
 
@@ -53,6 +55,41 @@ async def test_more_than_may_wait_are_told_so_at_once(cluster: TestCluster, monk
     await cluster.elect(topic, 1)
     assert [each.error.code for each in await asyncio.gather(*waiting)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
     assert not hosted.log_start_waits
+
+
+async def test_one_caller_leaves_room_to_others(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delete_records, "MAX_WAITING", 3)
+    monkeypatch.setattr(delete_records, "MAX_OF_ONE", 2)
+    topic = await cluster.create_topic("orders", replicas=(0, 1))
+    manager = cluster[0].replica_manager
+    assert manager is not None
+    hosted = manager.replica_manager.hosted[topic.key]
+    handler = DeleteRecordsHandler(manager.replica_manager)
+
+    async def asked_by(caller: str) -> DeletedRecords:
+        current_caller.set(caller)
+        return await handler.delete(topic.key, 0, 60_000)
+
+    async def wait_in_all(count: int) -> None:
+        async def so_many() -> bool:
+            return len(hosted.log_start_waits) == count
+
+        await eventually(so_many, f"{count} wait")
+
+    waiting = [asyncio.create_task(asked_by("User:mallory")) for _ in range(2)]
+    await wait_in_all(2)
+    async with asyncio.timeout(5):
+        assert (await asyncio.create_task(asked_by("User:mallory"))).error is ErrorCode.OVERLOADED
+    waiting.append(asyncio.create_task(asked_by("User:alice")))
+    await wait_in_all(3)
+    async with asyncio.timeout(5):
+        assert (await asyncio.create_task(asked_by("User:bob"))).error is ErrorCode.OVERLOADED
+    waiting.pop(0).cancel()
+    await wait_in_all(2)
+    waiting.append(asyncio.create_task(asked_by("User:mallory")))
+    await wait_in_all(3)
+    await cluster.elect(topic, 1)
+    assert {each.error for each in await asyncio.gather(*waiting)} == {ErrorCode.NOT_LEADER_OR_FOLLOWER}
 
 
 async def test_one_that_gave_up_leaves_its_place(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ MAX_PRODUCED = 2_000
 MAX_LOOKED_UP = 2_000
 """Partitions of a ListOffsets or an OffsetForLeaderEpoch, which are looked at in one turn."""
 MAX_DELETED = 1_000
-"""Partitions of a DeleteRecords: as many may wait for their replicas at a broker."""
+"""Partitions of a DeleteRecords: as many of one caller may wait for their replicas at a broker."""
 MAX_METADATA_TOPICS = 50_000
 MAX_TOPICS = 1_000
 MAX_CONFIG_KEYS = 100

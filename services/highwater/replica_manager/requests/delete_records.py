@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
@@ -12,9 +13,13 @@ from highwater.model.topic_name import is_internal_topic
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.security.caller import current_caller
 
 TO_HIGH_WATERMARK = -1
-MAX_WAITING = 1_000  # partitions, over all requests
+MAX_WAITING = 2_000  # partitions, over all requests
+MAX_OF_ONE = 1_000
+"""Of one caller: a replica that does not follow, of one topic of its own, is to keep nobody else out. As many as one
+request may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class DeleteRecordsHandler:
     def __init__(self, replica_manager: ReplicaManager) -> None:
         self._replica_manager = replica_manager
         self._waiting = 0
+        self._by_caller: Counter[str] = Counter()  # of those who have any
 
     async def delete(self, key: PartitionKey, offset: int, timeout_ms: int) -> DeletedRecords:
         """Answered when the log start of every live replica has reached `offset`, or with REQUEST_TIMED_OUT; with
@@ -49,15 +55,20 @@ class DeleteRecordsHandler:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset {wanted} is not at or below the high watermark {partition.high_watermark}",
             )
-        if self._waiting >= MAX_WAITING:
-            return DeletedRecords(
-                key, ErrorCode.OVERLOADED, f"{self._waiting} deletions wait here already: retry later"
-            )
+        caller = current_caller.get()
+        held = self._by_caller[caller]
+        if self._waiting >= MAX_WAITING or held >= MAX_OF_ONE:
+            message = f"{self._waiting} deletions wait here already, {held} of them the caller's: retry later"
+            return DeletedRecords(key, ErrorCode.OVERLOADED, message)
         self._waiting += 1
+        self._by_caller[caller] += 1
         try:
             return await self._delete(hosted, wanted, timeout_ms)
         finally:
             self._waiting -= 1
+            self._by_caller[caller] -= 1
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
 
     async def _delete(self, hosted: HostedPartition, wanted: int, timeout_ms: int) -> DeletedRecords:
         key, partition = hosted.key, hosted.partition
