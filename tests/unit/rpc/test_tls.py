@@ -13,6 +13,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from highwater.errors import UserError
 from highwater.rpc.connections import tls
 from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.connections.tls import SERVICES, Certificates, TlsFiles, server_credentials
@@ -132,6 +133,24 @@ async def test_files_that_are_not_whole_are_left_for_the_next_look(
             assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
         assert caplog.text.count("is not the key of ssl.certificate.file") == 1
         assert client.generation == 0
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "tls.pem", "key.pem"])
+def test_a_file_that_goes_once_it_was_read_is_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    files = write(tmp_path / "files", trustme.CA())
+    read_bytes = Path.read_bytes
+
+    def read_once(path: Path) -> bytes:
+        content = read_bytes(path)
+        if path.name == name:
+            path.unlink()
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", read_once)
+    with pytest.raises(UserError, match="cannot be read"):
+        files.context()
 
 
 @pytest.mark.parametrize("before", range(1, 10))

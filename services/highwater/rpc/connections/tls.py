@@ -90,6 +90,8 @@ class TlsFiles:
                     f"{names.authority} {self.ca_file} holds no certificate in PEM: give the certificate of the "
                     f"authority that signed those of {names.peers}"
                 ) from None
+            except OSError as error:  # it went since it was read
+                raise _unreadable(names.authority, self.ca_file, error) from None
         if self.certificate_file is not None and self.key_file is not None:
             self._load_pair(context, self.certificate_file, self.key_file)
         return context
@@ -118,6 +120,8 @@ class TlsFiles:
                 f"{names.certificate} {certificate_file} or {names.key} {key_file} is damaged "
                 f"({plain_reason(error)}): issue the two again"
             ) from None
+        except OSError as error:  # one of them went since it was read
+            raise _unreadable(f"{names.certificate} or {names.key}", certificate_file, error) from None
 
     def read(self) -> Contents:
         """The contents: authority, key, certificate, which belong together, also where the files are replaced just now.
@@ -155,9 +159,11 @@ def _read(setting: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"{setting} {path} cannot be read ({error.strerror}): name a file that this process may read"
-        ) from None
+        raise _unreadable(setting, path, error) from None
+
+
+def _unreadable(setting: str, path: Path, error: OSError) -> UserError:
+    return UserError(f"{setting} {path} cannot be read ({error.strerror}): name a file that this process may read")
 
 
 class Certificates:
