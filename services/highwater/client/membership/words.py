@@ -127,7 +127,7 @@ Step = Assign | Revoke | Lost
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a stream has ended."""
+    """The reason why a stream has ended."""
 
     code: ErrorCode
     message: str

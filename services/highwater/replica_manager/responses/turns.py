@@ -1,4 +1,4 @@
-"""What waits, in the order of turns: some of it may go away before its turn, at no cost. Pure."""
+"""A queue in the order of turns: some of what waits may go away before its turn, at no cost. Pure."""
 
 from __future__ import annotations
 
