@@ -8,7 +8,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -114,8 +114,14 @@ class Deployment:
         await eventually(out, f"broker {broker} is in no ISR of {topic}", HEAL_S)
 
     async def registered(self, brokers: int = 3) -> None:
+        """In etcd, and as the controller has heard of it: before that it makes no topic of so many replicas."""
+
         async def all_there() -> bool:
-            return len(await read_brokers(self.store, KEYS)) == brokers
+            if len(await read_brokers(self.store, KEYS)) != brokers:
+                return False
+            with suppress(HighwaterError):  # there may be no controller yet
+                return len((await self.admin.describe_cluster()).brokers) == brokers
+            return False
 
         await eventually(all_there, f"{brokers} brokers are registered", HEAL_S)
 
