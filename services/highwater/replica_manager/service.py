@@ -71,7 +71,7 @@ from highwater.rpc.listeners import Listener
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.process.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
-from highwater.security.call_shares import CallShares, peers_shares
+from highwater.security.call_shares import CallShares, part_of_one, peers_shares
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify
 from highwater.telemetry.loop_delay import LoopDelay
@@ -481,7 +481,7 @@ def _limits_of_clients(settings: ReplicaManagerSettings) -> ServerLimits:
 def _shares_of_clients(settings: ReplicaManagerSettings, counted: ReplicaManagerMetrics) -> CallShares:
     """Of a listener that clients use."""
     most = settings.max_open_calls
-    return CallShares(most, settings.principals_max_open_calls or max(1, most // 2), counted.refused_calls["open"].inc)
+    return CallShares(most, settings.principals_max_open_calls or part_of_one(most), counted.refused_calls["open"].inc)
 
 
 def _credentials(

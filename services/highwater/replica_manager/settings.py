@@ -67,7 +67,7 @@ class ReplicaManagerSettings(
     principals_max_calls_per_second: float = Field(2_000, gt=0, le=1e9)
     """Unary calls of one principal, by all of its connections; of who is anonymous, of one host."""
     principals_max_open_calls: int | None = Field(None, ge=1)
-    """Likewise, calls and streams that are open. None: half of `max_open_calls`. These seven of each listener that
+    """Likewise, calls and streams that are open. None: a third of `max_open_calls`. These seven of each listener that
     clients use."""
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)

@@ -28,10 +28,19 @@ HEALTH = "/grpc.health.v1.Health/"
 
 _INSTRUCTING = "as a controller, "
 
+PARTS = 3
+"""A client may be two callers: what it calls with its token counts as its principal's, and without it as its host's.
+With a third each they leave others a third."""
+
 OF_ONE_PEER = 10_000
 """Of Highwater's own processes, by their hosts: of `PEERS`."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def part_of_one(most: int) -> int:
+    """Of `most` calls, those of one caller where no setting says."""
+    return max(1, most // PARTS)
 
 
 class OpenCalls:

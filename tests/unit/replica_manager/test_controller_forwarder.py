@@ -27,7 +27,7 @@ from highwater.rpc.errors import from_proto, to_proto
 from highwater.security.access import Authorization
 from highwater.security.authorizer import Authorizer
 from highwater.security.call_identity import IdentifyCalls
-from highwater.security.call_shares import OpenCalls
+from highwater.security.call_shares import OpenCalls, part_of_one
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.principal import user
 from highwater.security.tokens import ShownToken
@@ -243,9 +243,9 @@ async def test_one_caller_leaves_room_to_others(world: World) -> None:
     """Calls that take their whole time are each its caller's."""
     controller = world.controllers[0]
     controller.go_on.clear()
-    most = MAX_FORWARDED // 2
+    most = part_of_one(MAX_FORWARDED)
     mallory = [asyncio.create_task(world.create(who="mallory")) for _ in range(MAX_FORWARDED)]
-    await until(lambda: controller.asked == most and sum(each.done() for each in mallory) == most)
+    await until(lambda: controller.asked == most and sum(each.done() for each in mallory) == MAX_FORWARDED - most)
     refused = next(each.result() for each in mallory if each.done())
     assert (from_proto(refused.error), refused.error.retriable) == (ErrorCode.OVERLOADED, True)
     assert f"{most} of them User:mallory's" in refused.error.message
@@ -266,9 +266,9 @@ async def test_one_caller_leaves_room_to_the_questions_of_others(world: World) -
         return world.stub.DescribeConfigs(controller_pb2.DescribeConfigsRequest(), timeout=10, metadata=metadata)
 
     mallory = [describe("mallory") for _ in range(MAX_DESCRIBING)]
-    await until(lambda: sum(each.done() for each in mallory) == MAX_DESCRIBING // 2)
+    await until(lambda: sum(each.done() for each in mallory) == MAX_DESCRIBING - part_of_one(MAX_DESCRIBING))
     alice = describe("alice")
-    await until(lambda: controller.asked == MAX_DESCRIBING // 2 + 1)
+    await until(lambda: controller.asked == part_of_one(MAX_DESCRIBING) + 1)
     controller.go_on.set()
     assert from_proto((await alice).error) is ErrorCode.NONE
     await asyncio.gather(*mallory)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.rpc.server import LIVE, RpcServer, ServerLimits
 from highwater.security.call_identity import IdentifyCalls, Verify
-from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls
+from highwater.security.call_shares import INSTRUCTIONS, CallShares, OpenCalls, part_of_one
 from highwater.security.caller import UNIX, caller_of, caller_with_part, current_caller, host_of
 from highwater.security.mapping_rules import MappingRules
 from highwater.security.oidc import Jwks, OidcSettings, OidcTokens
@@ -158,6 +158,18 @@ async def test_who_shows_no_token_is_told_apart_by_the_host() -> None:
         await until(lambda: server.handlers.begun == 2)
         server.handlers.let_go.set()
         assert await asyncio.gather(call, other) == [b"answer"] * 2
+
+
+async def test_a_client_with_and_without_its_token_leaves_others_their_places() -> None:
+    async with serving(60, part_of_one(60)) as server:
+        calls = [server.unary(each) for each in ("mallory", "") for _ in range(20)]
+        await until(lambda: server.handlers.begun == 40)
+        for each in ("mallory", ""):
+            assert "has 20 calls open" in await refused(server.unary(each))
+        calls.append(server.unary("alice"))
+        await until(lambda: server.handlers.begun == 41)
+        server.handlers.let_go.set()
+        await asyncio.gather(*calls)
 
 
 async def test_instructions_have_places_of_their_own() -> None:

@@ -20,7 +20,7 @@ from highwater.rpc.errors import from_proto, to_proto
 from highwater.rpc.request_limits import too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
-from highwater.security.call_shares import OpenCalls
+from highwater.security.call_shares import OpenCalls, part_of_one
 from highwater.security.caller import caller_of
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
@@ -42,8 +42,8 @@ class Forwarding:
 
     def __init__(self, acting: ActiveControllerLookup) -> None:
         self._acting = acting
-        self.calls = OpenCalls(MAX_FORWARDED, MAX_FORWARDED // 2)
-        self.describing = OpenCalls(MAX_DESCRIBING, MAX_DESCRIBING // 2)
+        self.calls = OpenCalls(MAX_FORWARDED, part_of_one(MAX_FORWARDED))
+        self.describing = OpenCalls(MAX_DESCRIBING, part_of_one(MAX_DESCRIBING))
 
     async def forward(
         self,
