@@ -38,8 +38,8 @@ K8S_CLUSTER ?= ../shared/k8s/cluster
 PYSPARK ?= 4.2.0
 SPARK_VENV := $(VENV)-spark-$(PYSPARK)
 BIN := $(VENV)/bin
-# Processes that `make test` runs files of tests in, beside each other, each with an etcd of its own. What starts clusters
-# of processes has the machine to itself: their leases are short.
+# Processes that `make test` runs files of tests in, beside each other, each with an etcd of its own. Afterwards what is
+# marked `alone`, as clusters of processes are, has the machine to itself.
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
@@ -56,8 +56,8 @@ test: $(VENV)/.dev
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/scenarios tests/simulation
-	$(BIN)/python -m pytest tests/integration tests/fuzz
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone tests/integration tests/fuzz
 	$(MAKE) --no-print-directory test-package
 	@if $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
 		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi

@@ -23,6 +23,8 @@ from .rpcs import APPEND_SOCKET, CLIENT, INTERNAL, SERVED, targets
 from .run import drawn, fuzz
 from .sender import address_of
 
+pytestmark = pytest.mark.alone
+
 CORPUS = Path(__file__).parent / "corpus" / "calls"
 SEED = 3
 CALLS = 10 * len(targets())

@@ -18,6 +18,8 @@ from highwater.metadata.store.store import Store
 
 _SHARED: pytest.StashKey[ExitStack] = pytest.StashKey()
 _LAST_USER: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
+_CLUSTERS = {"shared_cluster", "group_cluster", "running_cluster", "LocalCluster", "Deployment", "HIGHWATER"}
+"""Names in a test, or in its file, that stand for a cluster of processes."""
 _SETTINGS = {
     "broker.session.timeout.ms": "3000",
     "controller.session.timeout.ms": "1000",
@@ -52,6 +54,15 @@ async def world(etcd: LocalEtcd, store: Store, keys: Keys) -> AsyncIterator[Worl
     """Controllers over the real etcd, and doubles of brokers (`test_controller*.py`)."""
     async with World(etcd, store, keys) as made:
         yield made
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Clusters of processes have the machine to themselves: their leases are short."""
+    for item in items:
+        names = {*dir(getattr(item, "module", None)), *getattr(item, "fixturenames", ())}
+        if names & _CLUSTERS:
+            item.add_marker(pytest.mark.alone)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

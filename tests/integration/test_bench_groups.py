@@ -14,6 +14,8 @@ from bench.highwater_side import HighwaterSide
 from bench.work import Work
 from highwater.cli.local_cluster import LocalCluster
 
+pytestmark = pytest.mark.alone
+
 SMALL = GroupSizes(
     members=3,
     partitions=6,

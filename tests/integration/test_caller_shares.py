@@ -25,6 +25,8 @@ from highwater.metadata.store.store import Store
 from highwater.rpc.connections.channel import open_channel
 from highwater.v1 import broker_pb2, broker_pb2_grpc, replica_control_pb2, replica_control_pb2_grpc
 
+pytestmark = pytest.mark.alone
+
 OPEN, A_SECOND = 30, 20
 SETTINGS = {
     "max.open.calls": "100",

@@ -26,6 +26,8 @@ from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
+pytestmark = pytest.mark.alone
+
 
 async def test_a_killed_broker_is_replaced_long_before_its_lease_ends(world: World) -> None:
     """RULES 8.3: refused connections end the registration; one batch of elections follows."""

@@ -26,6 +26,8 @@ from highwater.metadata.state.dynamic_configs import read_entity_config
 from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, controller_pb2, replica_control_pb2
 
+pytestmark = pytest.mark.alone
+
 TYPES = {
     "topic": controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC,
     "broker": controller_pb2.CONFIG_RESOURCE_TYPE_BROKER,

@@ -21,6 +21,8 @@ from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2
 
+pytestmark = pytest.mark.alone
+
 
 async def test_a_created_topic_is_led_and_known_everywhere_when_the_answer_comes(world: World) -> None:
     stub = await world.cluster()

@@ -44,6 +44,8 @@ from highwater.v1 import (
     replica_control_pb2,
 )
 
+pytestmark = pytest.mark.alone
+
 # What stands behind the common name in a certificate of trustme's is no part of who it is.
 RULES = r"RULE:^(.*,)?CN=([^,]+)(,.*)?$/$2/"
 IDENTITIES = {

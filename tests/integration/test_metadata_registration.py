@@ -24,6 +24,8 @@ from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete
 
+pytestmark = pytest.mark.alone
+
 SESSION_MS = 1_000
 FIRST_START = BrokerRegistration(1, "h:1", "first start", "storage a")
 SECOND_START = BrokerRegistration(1, "h:1", "second start", "storage b")

@@ -18,6 +18,8 @@ from highwater.metadata.store.store import Store
 from highwater.rpc.connections.channel import open_channel
 from highwater.security.call_shares import OWN_PLACES
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 LARGEST, CALLS = 2 * MIB, 40
 OF_CLIENTS = CALLS - CALLS // OWN_PLACES

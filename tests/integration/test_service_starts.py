@@ -27,6 +27,8 @@ from highwater.v1 import (
     replica_control_pb2_grpc,
 )
 
+pytestmark = pytest.mark.alone
+
 NOWHERE = "127.0.0.1:1"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 STOP_S = 10

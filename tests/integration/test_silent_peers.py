@@ -22,6 +22,8 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.v1 import log_storage_pb2
 
+pytestmark = pytest.mark.alone
+
 KEY = PartitionKey(b"t" * 16, 0)
 LIMIT_S = 0.2
 

@@ -13,6 +13,8 @@ from soak.operating.disturbances import RECOVERY_S, Disturbances
 from soak.operating.guests import check_records
 from soak.operating.permission import HEARD_S, Change, Permission
 
+pytestmark = pytest.mark.alone
+
 _SECONDS = 15
 
 
