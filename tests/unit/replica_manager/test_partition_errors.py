@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.client import LogStorageClient
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.server.log_dirs import LogDirsHandler
 from highwater.replica_manager.server.partition_errors import partition_error
+from highwater.rpc.connections.channel import open_channel
 
 KEY = PartitionKey(bytes.fromhex("6f" * 16), 3)
 
@@ -50,3 +57,15 @@ def test_a_sentence_that_knows_more_is_kept() -> None:
 )
 def test_a_client_is_not_told_where_files_stand(said: str, told: str) -> None:
     assert partition_error(KEY, ErrorCode.LOG_STORAGE_ERROR, said).message == told
+
+
+async def test_nor_where_the_socket_of_a_log_storage_is_that_does_not_answer(tmp_path: Path) -> None:
+    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
+        replica_manager: Any = SimpleNamespace(storage=LogStorageClient(channel, timeout_s=5.0))
+        handler = LogDirsHandler(replica_manager)
+        described = (await handler.describe([])).error
+        (altered,) = await handler.alter([(KEY, "/data")])
+    for error in (described, altered):
+        assert error.code == ErrorCode.LOG_STORAGE_ERROR
+        assert "UNAVAILABLE" in error.message, "an operator sees why"
+        assert str(tmp_path) not in error.message, error.message

@@ -1,4 +1,7 @@
-"""The broker's log directories, of which only its log-storage knows, as clients ask for them."""
+"""The broker's log directories, of which only its log-storage knows, as clients ask for them.
+
+These answers name the directories, so errors of a directory, a replica or a move keep their paths. Where log-storage
+does not answer, the place of its socket is left out."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import StorageError, StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.server.partition_errors import without_places
 from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2, log_storage_pb2
 
@@ -21,7 +25,8 @@ class LogDirsHandler:
         try:
             found = await self._replica_manager.storage.describe_logs(keys)
         except StorageUnavailableError as error:
-            return broker_pb2.DescribeLogDirsResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, str(error)))
+            message = without_places(str(error))
+            return broker_pb2.DescribeLogDirsResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, message))
         response = broker_pb2.DescribeLogDirsResponse()
         for log_dir in found.log_dirs:
             described = response.log_dirs.add(
@@ -42,7 +47,7 @@ class LogDirsHandler:
         try:
             return await self._replica_manager.storage.alter_log_dirs(moves)
         except StorageUnavailableError as error:
-            return [StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))] * len(moves)
+            return [StorageError(ErrorCode.LOG_STORAGE_ERROR, without_places(str(error)))] * len(moves)
 
 
 def _add_replicas(log_dir: broker_pb2.LogDir, log: log_storage_pb2.LogDescription) -> None:
