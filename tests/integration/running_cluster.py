@@ -168,6 +168,7 @@ class Traffic:
     bootstrap: str
     topic: str
     partitions: int = 1
+    pace_s: float = _PACE_S
     acked: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     offsets: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """Of each partition: where each acknowledged record was said to be."""
@@ -202,7 +203,7 @@ class Traffic:
                 key = b"%d" % (number % _KEYS)
                 await outstanding.put(await producer.send(self.topic, value, key=key, partition=partition))
                 number += 1
-            await asyncio.sleep(_PACE_S)
+            await asyncio.sleep(self.pace_s)
         await outstanding.put(None)
 
     async def _confirm(self, partition: int, outstanding: asyncio.Queue[Delivery | None]) -> None:
@@ -251,10 +252,11 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(
-    bootstrap: str, topic: str, partitions: int = 1, *, delivery_timeout_ms: int = 30_000
+    bootstrap: str, topic: str, partitions: int = 1, *, delivery_timeout_ms: int = 30_000, pace_s: float = _PACE_S
 ) -> AsyncGenerator[Traffic]:
-    """Records flow while the body runs. At its end all that was sent is acknowledged, read back and compared."""
-    running = Traffic(bootstrap, topic, partitions)
+    """Records flow while the body runs, some to each partition every `pace_s`. At its end all that was sent is
+    acknowledged, read back and compared."""
+    running = Traffic(bootstrap, topic, partitions, pace_s)
     async with Producer(bootstrap, acks="all", delivery_timeout_ms=delivery_timeout_ms) as producer:
         sending = asyncio.create_task(running._run(producer))
         try:
