@@ -127,6 +127,7 @@ async def test_a_member_hears_of_a_refusal_and_of_its_end(secured: SecuredBroker
             with pytest.raises(AuthorizationError, match="group 'g'") as told:
                 await asyncio.wait_for(polled(1_000), 10)
             assert told.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+            assert str(told.value).count("group 'g'") == 1
 
     async def allowed(count: int) -> None:
         await secured.allow("allow bob read group g")

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.client.cluster.cluster import Cluster
-from highwater.client.cluster.metadata import NO_LEADER, BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.metadata import (
+    NO_LEADER,
+    BrokerInfo,
+    Metadata,
+    MetadataAnswer,
+    PartitionInfo,
+    TopicError,
+    TopicInfo,
+)
 from highwater.client.exceptions import UnknownTopicError
 from highwater.errors import ErrorCode
 from highwater.v1 import broker_pb2
@@ -20,8 +28,8 @@ def answer(
 ) -> MetadataAnswer:
     brokers = tuple(BrokerInfo(broker_id, 1, f"host:{broker_id}") for broker_id in (1, 2, 3))
     found = TopicInfo("t", topic_id, tuple(PartitionInfo(index, leader, leader_epoch) for index in range(partitions)))
-    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return MetadataAnswer("c", brokers, () if missing else (found,), {"t": code} if missing else {}, 1, "host:1")
+    error = TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return MetadataAnswer("c", brokers, () if missing else (found,), {"t": error} if missing else {}, 1, "host:1")
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.booleans()), min_size=1))

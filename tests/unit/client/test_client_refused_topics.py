@@ -17,10 +17,10 @@ SOON_S = 10.0
 LATER_MS = 20_000  # a delivery times out
 
 
-def refuse(broker: BrokerDouble, name: str) -> None:
+def refuse(broker: BrokerDouble, name: str, message: str = "") -> None:
     def view(response: broker_pb2.MetadataResponse) -> None:
         kept = [topic for topic in response.topics if topic.topic != name]
-        refused = broker_pb2.TopicMetadata(topic=name, error=to_proto(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        refused = broker_pb2.TopicMetadata(topic=name, error=to_proto(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message))
         del response.topics[:]
         response.topics.extend([*kept, refused])
 
@@ -56,6 +56,31 @@ async def test_a_producer_hears_of_a_refusal_and_of_its_end(idempotent: bool) ->
             await producer.send_and_wait("t", b"2")
             await producer.flush()
         assert cluster.topics["t"].partitions[0].values() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("User:a may not DESCRIBE topic 't': ask who runs the cluster for an ACL", "{}"),
+        ("", "topic 't': " + ErrorCode.TOPIC_AUTHORIZATION_FAILED.sentence),
+    ],
+)
+async def test_a_refusal_says_who_may_not_do_what_and_whom_to_ask(said: str, told: str) -> None:
+    async with ClusterDouble() as cluster:
+        cluster.create("t")
+        broker = cluster.brokers[1]
+        async with Producer(cluster.bootstrap) as producer, asyncio.timeout(SOON_S):
+            refuse(broker, "t", said)
+            with pytest.raises(AuthorizationError) as unknown:
+                await producer.send_and_wait("t", b"1")
+            allow(broker)
+            await producer.send_and_wait("t", b"2")
+            refuse(broker, "t", said)
+            await producer._cluster.refresh()
+            with pytest.raises(AuthorizationError) as known:
+                await producer.send_and_wait("t", b"3")
+        assert str(unknown.value) == told.format(said)
+        assert told.format(said) in str(known.value)
 
 
 async def test_batches_that_are_tried_again_are_refused_and_none_is_doubled() -> None:

@@ -15,7 +15,7 @@ from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.cluster.broker_connections import BrokerConnections
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
 from highwater.client.cluster.last_word import say
-from highwater.client.cluster.metadata import Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.metadata import Metadata, MetadataAnswer, PartitionInfo, TopicError, TopicInfo
 from highwater.client.cluster.metadata_response import read_metadata_answer
 from highwater.client.cluster.refresh_pace import MIN_REFRESH_INTERVAL_S, RefreshPace
 from highwater.client.cluster.tls import tls_problem
@@ -220,7 +220,7 @@ class Cluster:
     def refusal(self, topic: str) -> Refusal | None:
         """The reason why the topic has no leader for this client, where that is that it may not DESCRIBE it."""
         missing = self.metadata.missing.get(topic)
-        error = None if missing is None else error_for(missing.code, f"topic {topic!r}: {missing.code.name}")
+        error = None if missing is None else error_for(missing.error.code, missing.error.about(topic))
         return Refusal(error, missing.asked_s) if missing and isinstance(error, AuthorizationError) else None
 
     def fail_overdue(self, timeout_s: float) -> None:
@@ -320,7 +320,8 @@ class Cluster:
                 return search.found
             waited = monotonic() - begun
             missing = self.metadata.missing.get(name)
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing is None else missing.code
+            told = TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) if missing is None else missing.error
+            code = told.code
             said = absent.result() if absent is not None and absent.done() else None
             if said is not None:
                 there = not said
@@ -338,7 +339,7 @@ class Cluster:
                     raise LeaderNotAvailableError(f"topic {name!r} was made, but no broker knows it yet: try again")
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
-                raise error_for(code, f"topic {name!r}: {code.name}")
+                raise error_for(code, told.about(name))
             if error is not None and waited > timeout_s:
                 raise error
 
@@ -507,7 +508,8 @@ class Cluster:
         self._answered, self._tls_problem = True, ""
         answer = read_metadata_answer(response)
         for name, search in searches.items():
-            if answer.missing.get(name) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            missing = answer.missing.get(name)
+            if missing is not None and missing.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 search.may_make_it.discard(address)
             else:
                 search.may_make_it.add(address)

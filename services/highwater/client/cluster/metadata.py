@@ -46,13 +46,26 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicError:
+    """A broker's reason not to describe a topic. `message`: its sentence, which may be empty."""
+
+    code: ErrorCode
+    message: str = ""
+
+    def about(self, topic: str) -> str:
+        """One sentence that names the topic."""
+        said = self.message or self.code.name
+        return said if repr(topic) in said else f"topic {topic!r}: {said}"
+
+
+@dataclass(frozen=True, slots=True)
 class MetadataAnswer:
     """One broker's view. `missing` are topics it does not know, or has an error for."""
 
     cluster_id: str
     brokers: tuple[BrokerInfo, ...]
     topics: tuple[TopicInfo, ...]
-    missing: Mapping[str, ErrorCode]
+    missing: Mapping[str, TopicError]
     controller_id: int
     controller_address: str
 
@@ -61,7 +74,7 @@ class MetadataAnswer:
 class Missing:
     """The reason why a topic is not described, by a broker that was asked at `asked_s`."""
 
-    code: ErrorCode
+    error: TopicError
     asked_s: float
 
 
@@ -98,8 +111,8 @@ class Metadata:
             self.brokers = {broker.broker_id: self._newer_broker(broker) for broker in answer.brokers}
         self.controller_id = answer.controller_id
         self.controller_address = answer.controller_address
-        for name, code in answer.missing.items():
-            self.missing[name] = Missing(code, asked_s)
+        for name, error in answer.missing.items():
+            self.missing[name] = Missing(error, asked_s)
         for topic in answer.topics:
             if topic.topic_id in self._replaced_ids:
                 continue  # a broker that has not heard that the topic was made again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.client.cluster.metadata import BrokerInfo, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.metadata import BrokerInfo, MetadataAnswer, PartitionInfo, TopicError, TopicInfo
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
 from highwater.v1 import broker_pb2
@@ -15,7 +15,7 @@ def read_metadata_answer(response: broker_pb2.MetadataResponse) -> MetadataAnswe
     for topic in response.topics:
         code = from_proto(topic.error)
         if code is not ErrorCode.NONE:
-            missing[topic.topic] = code
+            missing[topic.topic] = TopicError(code, topic.error.message)
             continue
         found = [
             PartitionInfo(

@@ -70,9 +70,14 @@ async def find_coordinators(cluster: Cluster, groups: Sequence[str]) -> list[Con
         found.append(
             cluster.connection(each.broker.address)
             if code is ErrorCode.NONE
-            else error_for(code, f"group {each.group!r}: {each.error.message}")
+            else error_for(code, _about(each.group, each.error.message))
         )
     return found
+
+
+def _about(group: str, said: str) -> str:
+    about = f"group {group!r}"
+    return said if about in said else f"{about}: {said}"
 
 
 class Coordinator:

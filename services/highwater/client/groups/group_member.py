@@ -143,7 +143,8 @@ class GroupMember:
             )
         failure = membership.take_failure()
         if failure is not None:
-            message = f"group {self._coordinator.group!r}: {failure.message or failure.code.name}"
+            about, said = f"group {self._coordinator.group!r}", failure.message or failure.code.name
+            message = said if about in said else f"{about}: {said}"
             raise AuthenticationError(message) if failure.unauthenticated else error_for(failure.code, message)
 
     # What was decided
