@@ -56,6 +56,7 @@ OWN_SETTINGS = frozenset(
         "listen",
         "listener_security_protocol_map",
         "listeners",
+        "log_dir",
         "log_dirs",
         "log_storage",
         "metrics_listen",

@@ -121,7 +121,7 @@ def parse_settings(items: list[str]) -> dict[str, str]:
         if key in MEANINGLESS_KEYS:
             errors.print(f"{key} means nothing here, and is left out: {MEANINGLESS_KEYS[key]}")
             continue
-        if field not in known:
+        if field not in known and field not in OWN_SETTINGS:
             raise typer.BadParameter(f"no service has a setting named {key}")
         if field == "metrics_listen":
             raise typer.BadParameter("every process serves its metrics at a port of its own: see --metrics-port")

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from highwater.configuration.dynamic_keys import BROKER_KEYS, CLUSTER_KEYS, KEYS
 from highwater.configuration.entities import ConfigEntity, EntityKind
+from highwater.configuration.kafka_keys import MEANINGLESS_KEYS
 from highwater.configuration.static_keys import INSTEAD, READ_ONLY_KEYS
 from highwater.configuration.value_checks import MAX_SHOWN, shown
 
@@ -51,9 +52,11 @@ def _unknown(kind: EntityKind, key: str) -> str:
         return f"{key} is of the cluster, as all its services must agree on it: set it there, and not for a broker"
     if kind is EntityKind.CLUSTER and key in BROKER_KEYS:
         return f"{key} is of brokers: set it for one of them, or as the default of all"
-    if kind in (EntityKind.BROKERS, EntityKind.CLUSTER) and key in READ_ONLY_KEYS:
+    if kind in (EntityKind.BROKERS, EntityKind.CLUSTER) and key in {*READ_ONLY_KEYS, "log.dir"}:
         instead = f", or set {INSTEAD[key]} in its place" if key in INSTEAD else ""
         return f"{key} is READ_ONLY: a service reads it at its start. Change its settings, and start it again{instead}"
+    if kind in (EntityKind.BROKERS, EntityKind.CLUSTER) and key in MEANINGLESS_KEYS:
+        return f"{key} means nothing here: {MEANINGLESS_KEYS[key]}"
     known = KEYS[kind]
     spelling = _TOPIC_SPELLINGS.get(key)
     hint = f", did you mean {spelling}?" if spelling in known else nearest(key, known)

@@ -151,3 +151,5 @@ def test_up_leaves_out_what_means_nothing_here(capsys: pytest.CaptureFixture[str
     )
     with pytest.raises(typer.BadParameter, match="no service has a setting named num.io.thread"):
         parse_settings(["num.io.thread=8"])
+    with pytest.raises(typer.BadParameter, match=r"log\.dir is set by"):
+        parse_settings(["log.dir=/data"])

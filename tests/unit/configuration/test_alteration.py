@@ -24,6 +24,13 @@ from highwater.configuration.entities import CLUSTER, DEFAULT_BROKER, ClientEnti
         (DEFAULT_BROKER, "listeners", "listeners is READ_ONLY: a service reads it at its start"),
         (DEFAULT_BROKER, "log.retention.hours", "is READ_ONLY: .* or set log.retention.ms in its place"),
         (CLUSTER, "etcd", "etcd is READ_ONLY"),
+        (DEFAULT_BROKER, "log.dir", "log.dir is READ_ONLY"),
+        (
+            DEFAULT_BROKER,
+            "num.io.threads",
+            "means nothing here: each service is one event loop: .* queued.max.requests",
+        ),
+        (CLUSTER, "num.network.threads", "means nothing here: each service is one event loop"),
     ],
 )
 def test_a_key_that_cannot_be_changed(entity: ConfigEntity, key: str, said: str) -> None:
