@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.configuration.dynamic_keys import BROKER_KEYS, CLUSTER_KEYS
 from highwater.rpc.settings import ServiceSettings
+from highwater.security.principal import Principal
 from highwater.telemetry.log import get_logger
 from highwater.v1 import common_pb2
 
@@ -56,6 +57,7 @@ def static_settings(settings: ServiceSettings, service: str) -> list[common_pb2.
 
 
 def _text(name: str, value: Any) -> str:
+    """The value as an operator writes it."""
     if value is None or value == "":
         return ""
     if any(word in name for word in _SECRET):
@@ -64,8 +66,11 @@ def _text(name: str, value: Any) -> str:
         case bool():
             return str(value).lower()
         case dict():
-            return ",".join(f"{each}://{address}" for each, address in value.items())
-        case list():
+            between = ":" if name == "listener_security_protocol_map" else "://"
+            return ",".join(f"{each}{between}{what}" for each, what in value.items())
+        case [Principal(), *_]:
+            return ";".join(map(str, value))
+        case list() | tuple():
             return ",".join(map(str, value))
         case _:
             return str(value)
