@@ -53,7 +53,7 @@ def remove(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="what the token begins with, up to its dot")],
     file: File,
 ) -> None:
-    """Take a token out of the file. Brokers refuse it from then on; calls that are open go on."""
+    """Take a token out of the file. Brokers refuse it from then on, and end streams that it has open."""
     lines = _lines(file)
     wanted = token_id.partition(".")[0]
     kept = [line for line in lines if (read := _read(line)) is None or read[0] != wanted]
