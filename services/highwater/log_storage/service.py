@@ -26,6 +26,7 @@ from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.append_socket import AppendSocket
 from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.connections.tls import server_credentials
@@ -234,6 +235,7 @@ class LogStorageService:
             await run(self._threads, hosted.allow_unflushed, config)  # it may write to disk
             if _takes_defaults(hosted):  # it may have been deleted meanwhile
                 hosted.configure(defaults, hosted.topic_config)
+                self._manager.logs.due.touch(hosted)
 
     async def _stop_serving(self) -> None:
         await asyncio.gather(self._server.stop(), self._append_socket.stop())
@@ -302,9 +304,13 @@ class LogStorageService:
 
     async def _checkpoint(self) -> None:
         before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
+        turn = LoopTurn()
         for hosted in self._manager.logs:
+            if turn.over():
+                await turn.give_way()
             if hosted.log is not None and not hosted.busy:
                 hosted.log.producers.expire(before_ms)
+                self._manager.logs.due.look_at(hosted)  # should anybody have changed it without a word
         await self._servicer.flushes.checkpoint_recovery_points()
 
     async def _look_after_dirs(self) -> None:
@@ -318,7 +324,7 @@ class LogStorageService:
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""
         try:
-            await for_each_log(filter(_has_chores, self._manager.logs), self._look_after)
+            await for_each_log(self._manager.logs.due.with_chores(), self._look_after)
         finally:
             if due := self._take_due():
                 # A large file is not gone in a moment.
@@ -347,13 +353,6 @@ class LogStorageService:
 def _takes_defaults(hosted: HostedLog) -> bool:
     """False: it takes them when it is configured."""
     return hosted.log is not None and not hosted.offline_reason and hosted.configured
-
-
-def _has_chores(hosted: HostedLog) -> bool:
-    log = hosted.log
-    if log is None or hosted.busy:  # while it is cut it may have no segment
-        return False
-    return bool(log.segment_list.removable) or log.flusher.rolled
 
 
 def _remove(paths: Sequence[Path]) -> None:

@@ -14,7 +14,6 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.segment.damage import KnownDamage
-from highwater.log_storage.server import flush_and_checkpoint
 from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskSupervisor
 
@@ -110,10 +109,10 @@ async def test_a_log_for_which_it_goes_wrong_keeps_none_of_the_others_from_its_t
 
         match task:
             case "flushes":
-                monkeypatch.setattr(flush_and_checkpoint, "_flush_is_due", lambda hosted: True)
+                monkeypatch.setattr(manager.logs.due, "to_flush", lambda now_ms: list(manager.logs))
                 monkeypatch.setattr(servicer.flushes, "_flush_due_log", work)
             case "housekeeping":
-                monkeypatch.setattr(service_module, "_has_chores", lambda hosted: True)
+                monkeypatch.setattr(manager.logs.due, "with_chores", lambda: list(manager.logs))
                 monkeypatch.setattr(storage.service, "_look_after", work)
             case _:
                 monkeypatch.setattr(servicer.flushes, "retain_log", work)

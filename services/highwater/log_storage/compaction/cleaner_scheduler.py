@@ -211,7 +211,11 @@ class LogCleaner:
                     case CleanedGroup():
                         async with hosted.maintenance:
                             _check_wanted(hosted)
-                            if not await self._in_thread(swap_in, log, answer, present):
+                            try:
+                                swapped = await self._in_thread(swap_in, log, answer, present)
+                            finally:
+                                self._logs.due.touch(hosted)
+                            if not swapped:
                                 raise _StoppedError("the log starts behind a segment that was being cleaned")
                     case PassFailed(message, True, damaged):
                         if damaged is not None:

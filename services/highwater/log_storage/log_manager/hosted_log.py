@@ -53,6 +53,7 @@ class HostedLog:
         self.configured = False
         self.topic_config: Mapping[str, str] = {}  # the topic's own keys, once it is configured
         self.flushed_ms = 0  # monotonic: when all that had been appended was last on disk
+        self.touched = False  # `DueLogs` has yet to find out what is due of it
         self._idle = asyncio.Event()
         self._idle.set()
         self._fences_free = asyncio.Event()

@@ -95,6 +95,7 @@ class LogCreation:
         present = self._logs.find(key)
         if present is not None:
             present.configure(self._logs.config, wanted.config)
+            self._logs.due.touch(present)
             return False
         name = partition_metadata.directory_name(topic, key.partition)
         if not is_legal_topic_name(topic) or key.partition < 0 or len(name) > _LONGEST_NAME:

@@ -17,6 +17,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints, partition_metadata
 from highwater.log_storage.files.checkpoints import TopicPartition
 from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.due_logs import DueLogs
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.model.partition import PartitionKey, format_topic_id
@@ -31,6 +32,7 @@ class LogRegistry:
     def __init__(self, config: LogConfig, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self.config = config
         self.log_dirs: list[LogDir] = []
+        self.due = DueLogs()
         self.removable: deque[Path] = deque()  # directories that were renamed to `.deleted`, to be removed
         self.offline_logs = 0  # as `count_offline` last found, and the next
         self.damaged_logs = 0
@@ -125,8 +127,10 @@ class LogRegistry:
             raise UserError(
                 f"{present.directory} and {hosted.directory} are the same partition: remove the one that is older"
             )
+        self.due.touch(hosted)
 
     def take_out(self, hosted: HostedLog) -> None:
+        self.due.touch(hosted)
         with self._changing:
             del self._hosted[hosted.key]
             name = hosted.topic_partition

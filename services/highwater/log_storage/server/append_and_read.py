@@ -210,6 +210,7 @@ class AppendAndRead:
                     for offsets, offset in written:
                         offsets.log_start_filed = min(offset, offsets.log_start_due)
             await self._access.prepare_log_start(hosted, due)
+            self._manager.logs.due.touch(hosted)
             hosted.online().log_start.reach(due)
         except LogError as error:  # the answer says it where the log is offline
             _log.error("%s", error)
@@ -244,6 +245,7 @@ class AppendAndRead:
         now_ms: int,
     ) -> Appended:
         log = hosted.online()
+        self._manager.logs.due.touch(hosted)
         if role == LEADER:
             admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
             append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME

@@ -81,6 +81,7 @@ class FlushAndCheckpoint:
                 if hosted.log is not log:  # it has been deleted, or has moved
                     return
                 await self._flush_some(hosted.online())
+                self._manager.logs.due.touch(hosted)
             if log.recovery_point >= min(log_end_offset, log.log_end_offset):  # it may have been cut meanwhile
                 hosted.flushed_ms = began_ms
                 return
@@ -95,7 +96,7 @@ class FlushAndCheckpoint:
 
     async def flush_due(self) -> None:
         """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
-        await for_each_log(filter(_flush_is_due, self._manager.logs), self._flush_due_log)
+        await for_each_log(self._manager.logs.due.to_flush(monotonic_ms()), self._flush_due_log)
 
     async def _flush_due_log(self, hosted: HostedLog) -> None:
         if not hosted.offline_reason:
@@ -123,6 +124,7 @@ class FlushAndCheckpoint:
                 return
             await self._access.prepare_log_start(hosted, log.log_start.behind(expired))
             async with hosted.alone():
+                self._manager.logs.due.touch(hosted)
                 released = await self._access.in_thread(self._manager.retain, hosted, wall_clock_ms())
             self._deleted_segments.inc(released)
         except LogError as error:
@@ -131,12 +133,8 @@ class FlushAndCheckpoint:
     async def checkpoint_high_watermarks(self) -> None:
         """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
         changed: dict[LogDir, list[tuple[HostedLog, int]]] = {}
-        for hosted in self._manager.logs:
-            if hosted.log is None:
-                continue
-            high_watermark = hosted.log.high_watermark_to_checkpoint
-            if high_watermark != hosted.high_watermark_written:
-                changed.setdefault(hosted.log_dir, []).append((hosted, high_watermark))
+        for hosted, high_watermark in self._manager.logs.due.with_high_watermark():
+            changed.setdefault(hosted.log_dir, []).append((hosted, high_watermark))
 
         async def write(log_dir: LogDir) -> None:
             if log_dir.offline:
@@ -167,6 +165,7 @@ class FlushAndCheckpoint:
             try:
                 hosted = await self._access.idle(given.partition)
                 admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+                self._manager.logs.due.touch(hosted)
                 hosted.online().offsets.raise_high_watermark(given.high_watermark)
             except LogError as error:
                 response.errors.add(partition=given.partition, error=to_proto(error.code, error.message))
@@ -179,10 +178,3 @@ class FlushAndCheckpoint:
 
 def _named(hosted: HostedLog, error: LogError) -> str:
     return pairs(log=hosted.directory.name, error=error.code.name, reason=repr(error.message))
-
-
-def _flush_is_due(hosted: HostedLog) -> bool:
-    log = hosted.log
-    if log is None or log.offsets.synced_offset == log.offsets.log_end_offset:
-        return False
-    return monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms

@@ -136,6 +136,7 @@ class LogAccess:
             await self.in_thread(log.flusher.write_out, sync)
         log.flusher.finish_sync(sync)
         hosted.flushed_ms = began_ms
+        self.manager.logs.due.touch(hosted)
 
     async def prepare_log_start(self, hosted: HostedLog, log_start_offset: int) -> None:
         """Before a log starts there: brings to disk what has to be there, which would hold up the loop. Nobody has the

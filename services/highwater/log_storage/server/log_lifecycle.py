@@ -81,6 +81,7 @@ class LogLifecycle:
             try:
                 hosted = await self._access.idle(asked[index].partition)
                 hosted.configure(logs.config, dict(asked[index].config))
+                logs.due.touch(hosted)
             except LogError as error:
                 made[index] = error
         return made
@@ -153,4 +154,5 @@ class LogLifecycle:
             config = self._manager.logs.config.with_topic(topic)
             await self._access.in_thread(hosted.allow_unflushed, config)  # it may write to disk
             hosted.configure(self._manager.logs.config, topic)
+            self._manager.logs.due.touch(hosted)
         return response

@@ -128,6 +128,7 @@ class LogMoves:
             while await self._copy(hosted, future):
                 pass
             async with self._access.unfenced(hosted):
+                self._manager.logs.due.touch(hosted)
                 await self._access.in_thread(self._manager.mover.swap, hosted)
         self._access.remove_left()
 

@@ -47,6 +47,7 @@ class Truncations:
             async with hosted.alone():
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
+                self._manager.logs.due.touch(hosted)
                 await self._access.wholly(self._carry_out(lambda: begin(hosted, request.offset, request.unclean_epoch)))
                 if hosted.online().flusher.must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
                     await self._access.sync_held(hosted, hosted.online().log_end_offset)
@@ -81,6 +82,7 @@ class Truncations:
                     )
                 if hosted.known_damage and fence is not None and fence.after_loss is not fence:
                     await self._record_loss(hosted)
+                self._manager.logs.due.touch(hosted)
                 await self._access.in_thread(self._manager.drop_damaged, hosted)
                 self._manager.logs.count_offline()
         return response
@@ -105,6 +107,7 @@ class Truncations:
             hosted = answering.hosted = await self._access.idle(request.partition)
             fence = hosted.fence
             admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
+            self._manager.logs.due.touch(hosted)
             hosted.online().log_start.raise_to(request.log_start_offset)
             await self._access.checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
         return response
