@@ -319,7 +319,7 @@ class LogStorageService:
             run = asyncio.get_running_loop().run_in_executor
             if await run(self._threads, log_dir.disk.present) and log_dir.disk.full:
                 await run(self._threads, log_dir.disk.keep_reserve)
-        self._manager.logs.count_offline()
+        self._manager.logs.recount()
 
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""

@@ -92,6 +92,7 @@ async def look_around(service: LogStorageService) -> None:
     await flushes.flush_due()
     await service._housekeep()
     await flushes.checkpoint_high_watermarks()
+    await service._look_after_dirs()
 
 
 @pytest.mark.parametrize("flush_ms", [HOUR_MS, NEVER_MS])

@@ -172,6 +172,16 @@ async def test_a_flipped_bit_is_found_told_and_forgotten_when_it_is_mended(world
     assert world.manager.logs.damaged_logs == 0
 
 
+async def test_damage_is_counted_before_the_log_has_been_read_to_its_end(world: World) -> None:
+    segment = world.log.segments[1]
+    damaged = batches(segment)[1]
+    flip(segment, damaged.position + damaged.header.size_bytes - 1)
+    world.manager.logs.recount()
+    await world.scrubber._examiner.examine(world.hosted, world.log, segment)
+    world.manager.logs.recount()
+    assert world.manager.logs.damaged_logs == 1
+
+
 async def test_a_segment_that_cannot_be_read_is_damaged_and_the_log_stays_online(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

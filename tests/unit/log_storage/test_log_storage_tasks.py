@@ -71,15 +71,15 @@ async def test_a_directory_that_was_full_is_found_to_have_room_after_a_failure(
         await storage.create(key())
         manager = storage.service._manager
         failed = asyncio.Event()
-        count_offline = manager.logs.count_offline
+        recount = manager.logs.recount
 
         def fail_once() -> None:
             if not failed.is_set():
                 failed.set()
                 raise error
-            count_offline()
+            recount()
 
-        monkeypatch.setattr(manager.logs, "count_offline", fail_once)
+        monkeypatch.setattr(manager.logs, "recount", fail_once)
         await failed.wait()
         disk = manager.logs.log_dirs[0].disk
         disk.full = True

@@ -80,6 +80,9 @@ class Disk:
         self.doubt = ""  # why something that was written to it may be gone, though the kernel goes on (RULES 7.2)
         self.doubted: Callable[[], None] | None = None  # called once, by whichever thread finds it
         self.full = False
+        # Set, by whichever thread, when the directory or a log in it goes offline, or a log's damage is another;
+        # `LogRegistry.recount` takes it.
+        self.health_changed = True
         self._directory = directory
         self._identity: tuple[int, int] | None = None
 
@@ -110,6 +113,7 @@ class Disk:
     def fail(self, reason: str) -> None:
         if not self.failure:
             self.failure = reason
+            self.health_changed = True
             _log.error("the log directory %s is offline: %s", self._directory, reason)
             self.doubt_written(reason)
 

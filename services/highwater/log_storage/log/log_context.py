@@ -37,6 +37,7 @@ class LogContext:
         if isinstance(error, OSError):
             self.disk.note(error)
         self.failure = self.failure or str(error)
+        self.disk.health_changed = True
         return LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
 
     def refusal(self, error: OSError) -> LogError:

@@ -151,6 +151,7 @@ class LogMover:
         hosted.future, hosted.log, hosted.log_dir = None, log, target
         hosted.directory = target.path / partition_metadata.directory_name(*hosted.topic_partition)
         hosted.high_watermark_written = log.high_watermark
+        self._logs.uncounted = True
         self._arrive(hosted)
         self._forget(hosted, source_dir)
         _log.info("moved %s", pairs(log=hosted.directory, log_end=log.log_end_offset))

@@ -36,6 +36,8 @@ class LogRegistry:
         self.removable: deque[Path] = deque()  # directories that were renamed to `.deleted`, to be removed
         self.offline_logs = 0  # as `count_offline` last found, and the next
         self.damaged_logs = 0
+        self.uncounted = False  # logs have come, gone or moved since, or it was cut short
+        self._with_damage: list[HostedLog] = []  # that was noted by then, of segments which may be gone since
         self.now_ms = now_ms
         self.wall_offset_ms = wall_clock_ms() - now_ms()
         # Held for a change of these, and for a walk over them.
@@ -50,18 +52,37 @@ class LogRegistry:
     def online_dirs(self) -> list[LogDir]:
         return [log_dir for log_dir in self.log_dirs if not log_dir.offline]
 
+    def recount(self) -> None:
+        """Once a second, so logs are looked at only where some may have gone offline, or are damaged."""
+        if self.uncounted or any(log_dir.disk.health_changed for log_dir in self.log_dirs):
+            self.count_offline()
+        elif self._with_damage:
+            self.damaged_logs = sum(1 for hosted in self._with_damage if hosted.known_damage)
+
     def count_offline(self) -> None:
-        """Once a second, so a log costs as little as may be."""
+        """Looks at every log."""
+        self.uncounted = False  # first: what changes from here on is counted by the next
+        for log_dir in self.log_dirs:
+            log_dir.disk.health_changed = False
+        try:
+            self._count()
+        except BaseException:
+            self.uncounted = True
+            raise
+
+    def _count(self) -> None:
         offline = damaged = 0
+        with_damage = []
         for hosted in self:
             log = hosted.log
             if log is None or log.context.failure or hosted.log_dir.disk.failure:
                 offline += 1
                 if log is not None:
                     log.await_no_sync()
-            if log is not None and log.damage.noted and hosted.known_damage:
-                damaged += 1
-        self.offline_logs, self.damaged_logs = offline, damaged
+            if log is not None and log.damage.noted:
+                with_damage.append(hosted)
+                damaged += bool(hosted.known_damage)
+        self.offline_logs, self.damaged_logs, self._with_damage = offline, damaged, with_damage
 
     @property
     def unidentified_logs(self) -> int:
@@ -123,6 +144,7 @@ class LogRegistry:
                 if earlier is not None:
                     self._namesakes.setdefault(hosted.topic_partition, []).append(earlier)
                 self._names[hosted.topic_partition] = hosted.key
+                self.uncounted = True
         if present is not None:
             raise UserError(
                 f"{present.directory} and {hosted.directory} are the same partition: remove the one that is older"
@@ -133,6 +155,7 @@ class LogRegistry:
         self.due.touch(hosted)
         with self._changing:
             del self._hosted[hosted.key]
+            self.uncounted = True
             name = hosted.topic_partition
             others = [key for key in (*self._namesakes.pop(name, ()), self._names.pop(name)) if key != hosted.key]
             if others:

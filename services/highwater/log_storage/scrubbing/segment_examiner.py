@@ -55,6 +55,7 @@ class Examiner:
             if not found:
                 break
         log.damage.note(segment, found)
+        log.disk.health_changed = True
         for damaged in found:
             where = pairs(topic=hosted.topic, partition=hosted.key.partition, first=damaged.first_offset)
             _log.error("damaged: %s %s", damaged.problem, where)
