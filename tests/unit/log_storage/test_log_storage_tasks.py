@@ -14,6 +14,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.segment.damage import KnownDamage
+from highwater.log_storage.server import loop_turn
 from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskSupervisor
 
@@ -87,6 +88,28 @@ async def test_a_directory_that_was_full_is_found_to_have_room_after_a_failure(
             await asyncio.sleep(0.005)
         value = storage.service.metrics.registry.get_sample_value
         assert value("highwater_log_storage_task_failures_total", {"task": "directories"}) == 1
+
+
+async def test_a_walk_over_thousands_of_logs_lets_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention finds nothing to do, and has nothing to wait for."""
+    monkeypatch.setattr(loop_turn, "TURN_S", 0.0)
+    async with running(tmp_path) as storage:
+        for partition in range(20):
+            await storage.create(key(partition))
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.create_task(others())
+        await storage.service._servicer.flushes.retain()
+        beside.cancel()
+        assert turns >= 15
 
 
 @pytest.mark.parametrize("task", ["flushes", "housekeeping", "retention"])

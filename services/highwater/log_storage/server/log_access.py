@@ -18,6 +18,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.segment_examiner import Inquest
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.log_storage.server.shared_write import SharedWrite
 from highwater.log_storage.thread_work import to_its_end
 from highwater.rpc.partition_keys import from_key
@@ -184,9 +185,13 @@ async def for_each_dir(log_dirs: Iterable[LogDir], work: Callable[[LogDir], Awai
 
 
 async def _for_each(named: Iterable[tuple[Item, Path]], work: Callable[[Item], Awaitable[None]]) -> None:
-    """One for which it fails keeps none of the others from its turn; the first failure is raised at the end."""
+    """One for which it fails keeps none of the others from its turn; the first failure is raised at the end. There may
+    be thousands for which there is nothing to wait for, so the loop gets turns between them."""
     first: Exception | None = None
+    turn = LoopTurn()
     for item, path in named:
+        if turn.over():
+            await turn.give_way()
         try:
             await work(item)
         except Exception as error:
