@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from highwater.metadata.schema.keys import (
@@ -185,46 +185,55 @@ def decode_events(keys: Keys, events: Iterable[Event], unreadable: Unreadable | 
 def decode_snapshot(keys: Keys, listing: Listing, unreadable: Unreadable | None = None) -> ClusterSnapshot:
     """The view of a listing of `keys.everything`; as `decode_events`. In place of a configuration that cannot be read
     there is one by which no record is deleted."""
-    snapshot = ClusterSnapshot(listing.revision, {}, {}, {}, {}, {}, {}, (), None, 0)
-    notifications: list[IsrNotification] = []
-    controller: ControllerRegistration | None = None
-    controller_epoch = 0
-    events = (Event(each.key, each, each.mod_revision) for each in listing.entries)
-    for change in decode_events(keys, events, unreadable):
+    listed = ListedCluster(keys, listing.revision, unreadable)
+    listed.take(listing.entries)
+    return listed.snapshot()
+
+
+class ListedCluster:
+    """`decode_snapshot` of a listing that is taken a piece at a time, as of `revision`."""
+
+    def __init__(self, keys: Keys, revision: int, unreadable: Unreadable | None = None) -> None:
+        self._keys = keys
+        self._unreadable = unreadable
+        self._notifications: list[IsrNotification] = []
+        self._found = ClusterSnapshot(revision, {}, {}, {}, {}, {}, {}, (), None, 0)
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Entries of the listing, each once. Raises `CorruptMetadataError` as `decode_events` does."""
+        events = (Event(each.key, each, each.mod_revision) for each in entries)
+        for change in decode_events(self._keys, events, self._unreadable):
+            self._hold(change)
+        configs = self._found.topic_configs
+        for entry in entries:
+            if entry.key.startswith(self._keys.topic_configs):
+                configs.setdefault(entry.key.removeprefix(self._keys.topic_configs), dict(KEEP_ALL_RECORDS))
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Returns what has been taken; nothing more may be."""
+        return replace(self._found, isr_notifications=tuple(self._notifications))
+
+    def _hold(self, change: Change) -> None:
+        found = self._found
         match change:
             case BrokerChange(broker_id, LiveBroker() as broker):
-                snapshot.brokers[broker_id] = broker
+                found.brokers[broker_id] = broker
             case BrokerTailChange(broker_id, int(epoch)):
-                snapshot.broker_tails[broker_id] = epoch
+                found.broker_tails[broker_id] = epoch
             case TopicChange(topic, VersionedTopic() as versioned):
-                snapshot.topics[topic] = versioned
+                found.topics[topic] = versioned
             case StateChange(topic, partition, VersionedState() as state):
-                snapshot.states[topic, partition] = state
+                found.states[topic, partition] = state
             case TopicConfigChange(topic, dict(config)):
-                snapshot.topic_configs[topic] = config
+                found.topic_configs[topic] = config
             case DeletionChange(topic, bytes(topic_id)):
-                snapshot.deletions[topic] = topic_id
+                found.deletions[topic] = topic_id
             case IsrNotificationChange(IsrNotification() as notification):
-                notifications.append(notification)
-            case ControllerChange(ControllerRegistration() as found):
-                controller = found
+                self._notifications.append(notification)
+            case ControllerChange(ControllerRegistration() as controller):
+                self._found = replace(found, controller=controller)
             case ControllerEpochChange(epoch):
-                controller_epoch = epoch
-    for entry in listing.entries:
-        if entry.key.startswith(keys.topic_configs):
-            snapshot.topic_configs.setdefault(entry.key.removeprefix(keys.topic_configs), dict(KEEP_ALL_RECORDS))
-    return ClusterSnapshot(
-        listing.revision,
-        snapshot.brokers,
-        snapshot.broker_tails,
-        snapshot.topics,
-        snapshot.states,
-        snapshot.topic_configs,
-        snapshot.deletions,
-        tuple(notifications),
-        controller,
-        controller_epoch,
-    )
+                self._found = replace(found, controller_epoch=epoch)
 
 
 def _decode(parsed: ParsedKey, entry: Entry | None, revision: int) -> Change:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TypeVar
 
 from highwater.metadata.schema.cluster_view import (
     BrokerChange,
+    Change,
     ClusterChanges,
     ClusterSnapshot,
+    ListedCluster,
     decode_events,
     decode_snapshot,
 )
@@ -24,6 +27,9 @@ from highwater.telemetry.log import get_logger
 _log = get_logger(__name__)
 
 RETRY_PAUSE_S = 0.2
+Part = TypeVar("Part")
+AT_ONCE = 240
+"""Entries, or events, that are read before others have a turn of the event loop: each is some 50 us of it."""
 
 
 async def watch_cluster(
@@ -40,9 +46,23 @@ async def watch_cluster(
             if isinstance(update, Listing):
                 if unreadable is not None:
                     unreadable.listed({entry.key for entry in update.entries})
-                yield decode_snapshot(keys, update, unreadable)
-            elif changes := decode_events(keys, update.events, unreadable):
-                yield ClusterChanges(update.revision, changes)
+                listed = ListedCluster(keys, update.revision, unreadable)
+                for entries in _in_pieces(update.entries):
+                    listed.take(entries)
+                    await asyncio.sleep(0)
+                yield listed.snapshot()
+                continue
+            changes: list[Change] = []
+            for number, events in enumerate(_in_pieces(update.events)):
+                if number:
+                    await asyncio.sleep(0)
+                changes += decode_events(keys, events, unreadable)
+            if changes:
+                yield ClusterChanges(update.revision, tuple(changes))
+
+
+def _in_pieces(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    return (parts[first : first + AT_ONCE] for first in range(0, len(parts), AT_ONCE))
 
 
 async def watch_brokers(store: Store, keys: Keys) -> AsyncGenerator[dict[int, LiveBroker]]:
