@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from random import Random
 
@@ -16,7 +17,7 @@ from highwater.controller.state_machines.topic_table import TopicTable
 from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedState, VersionedTopic
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.metadata_cache import MetadataCache
-from highwater.replica_manager.server.control_servicer import cached_topic
+from highwater.replica_manager.server.control_servicer import cached_topics
 from highwater.v1 import replica_control_pb2
 
 A, B, C = (PartitionKey(b"t" * 16, number) for number in range(3))
@@ -70,7 +71,7 @@ def told(cache: MetadataCache, request: bytes) -> replica_control_pb2.UpdateMeta
     """A broker that takes the request."""
     message = replica_control_pb2.UpdateMetadataRequest.FromString(request)
     if cache.in_order(message.controller_epoch, message.sequence):
-        topics = [cached_topic(topic) for topic in message.topics]
+        topics = asyncio.run(cached_topics(message.topics))
         cache.update(topics, full=message.full, deleted=list(message.deleted_topic_ids))
     return message
 

@@ -66,6 +66,7 @@ class Leader:
         max_bytes: int = 1_000,
         message_max_bytes: int = 1 << 20,
         responses_max_bytes: int = 256 << 20,
+        fencer: Any = None,
     ) -> None:
         self.storage = Storage()
         self.max_bytes = max_bytes
@@ -75,7 +76,7 @@ class Leader:
             PartitionSettings(min_insync_replicas=1),
             self.storage,  # type: ignore[arg-type]
             nothing,
-            nothing,
+            fencer or nothing,
             nothing,
             incarnation="rm",
             tail_cache_bytes=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from logging import INFO
 
 from highwater.errors import ErrorCode
@@ -203,6 +204,10 @@ class ReplicaManager:
             self.sessions.evicted(key)
 
     # Carrying out
+
+    def gathering_fences(self) -> AbstractContextManager[None]:
+        """As `Fencer.gathering`: of instructions that are taken in several turns of the event loop."""
+        return self._fencer.gathering()
 
     def perform(self, hosted: HostedPartition, actions: Sequence[act.Action]) -> None:
         """After each event of a partition, with what it answers, be it nothing."""

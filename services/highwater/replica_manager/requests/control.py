@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import ERROR
+from typing import TypeVar
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import CreateAnswer, StorageError
@@ -29,6 +30,10 @@ from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.summed_log import SummedLog
 
 complaints = SummedLog(get_logger("replica_manager.control"))
+
+Part = TypeVar("Part")
+AT_ONCE = 125
+"""Partitions of a request that are taken before others have a turn of the event loop: each is some 100 us of it."""
 
 
 class Control:
@@ -70,16 +75,23 @@ class Control:
             refused = self._stale(sender)  # the registration may have been lost while logs were made (RULES 1.4)
             if refused is not None:
                 return refused
-            refusals = {key: answer for key, answer in created.items() if answer.error.code is not ErrorCode.NONE}
-            self._learn(each for each in instructions if each.key not in refusals)
-            errors = [self._instruct(each, created.get(each.key)) for each in instructions]
-        return Outcomes(
-            ErrorCode.NONE,
-            partitions=[
-                await self._outcome(instruction.key, error)
-                for instruction, error in zip(instructions, errors, strict=True)
-            ],
-        )
+            errors: list[StorageError] = []
+            with self._replica_manager.gathering_fences():
+                for piece in in_pieces(instructions):
+                    if errors:
+                        await asyncio.sleep(0)
+                        refused = self._stale(sender)
+                        if refused is not None:
+                            return refused
+                    refusals = {each.key for each in piece if _is_refused(created.get(each.key))}
+                    self._learn(each for each in piece if each.key not in refusals)
+                    errors += [self._instruct(each, created.get(each.key)) for each in piece]
+        outcomes: list[InstructionOutcome] = []
+        for instruction, error in zip(instructions, errors, strict=True):
+            outcomes.append(await self._outcome(instruction.key, error))
+            if len(outcomes) % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return Outcomes(ErrorCode.NONE, partitions=outcomes)
 
     async def stop_replica(self, sender: Sender, stops: Sequence[StopInstruction]) -> Outcomes:
         refused = await self._refusal(sender)
@@ -169,7 +181,7 @@ class Control:
     def _instruct(self, instruction: PartitionInstruction, created: CreateAnswer | None) -> StorageError:
         replica_manager = self._replica_manager
         hosted = replica_manager.hosted.get(instruction.key)
-        if created is not None and created.error.code is not ErrorCode.NONE:
+        if created is not None and _is_refused(created):
             self._complain(instruction, created.error)
             if created.incarnation and created.error.code is ErrorCode.LOG_STORAGE_ERROR:
                 replica_manager.offline_logs.seen([instruction.key])
@@ -232,6 +244,15 @@ class Control:
         if hosted.fencing is None:
             return ErrorCode.NONE
         return (await asyncio.shield(hosted.fencing)).error
+
+
+def in_pieces(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """At most `AT_ONCE` at a time."""
+    return (parts[first : first + AT_ONCE] for first in range(0, len(parts), AT_ONCE))
+
+
+def _is_refused(created: CreateAnswer | None) -> bool:
+    return created is not None and created.error.code is not ErrorCode.NONE
 
 
 def _misnamed(topics: Iterable[str]) -> Outcomes | None:

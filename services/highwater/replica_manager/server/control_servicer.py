@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import grpc.aio
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.control import Control
+from highwater.replica_manager.requests.control import AT_ONCE, Control, in_pieces
 from highwater.replica_manager.requests.instructions import (
     InstructionOutcome,
     PartitionInstruction,
@@ -38,6 +39,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
         self._replica_manager = replica_manager
         self._control = control
         self._config = config
+        self._arrivals = asyncio.Lock()  # who came first is read first, however long it is, and obeyed first
 
     def add_to(self, server: grpc.aio.Server) -> None:
         replica_control_pb2_grpc.add_ReplicaControlServicer_to_server(self, server)
@@ -45,20 +47,11 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     async def LeaderAndIsr(
         self, request: replica_control_pb2.LeaderAndIsrRequest, context: Context
     ) -> replica_control_pb2.LeaderAndIsrResponse:
+        async with self._arrivals:
+            instructions = await _instructions(request.partitions)
         outcomes = await self._control.leader_and_isr(
             Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
-            [
-                PartitionInstruction(
-                    each.topic,
-                    from_key(each.partition),
-                    _state(each.state),
-                    tuple(each.state.replicas),
-                    dict(each.config),
-                    tuple(each.state.offline_replicas),
-                    each.topic_revision,
-                )
-                for each in request.partitions
-            ],
+            instructions,
             self._news(request.live_brokers),
         )
         return replica_control_pb2.LeaderAndIsrResponse(
@@ -68,12 +61,13 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     async def StopReplica(
         self, request: replica_control_pb2.StopReplicaRequest, context: Context
     ) -> replica_control_pb2.StopReplicaResponse:
-        outcomes = await self._control.stop_replica(
-            Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
-            [
+        async with self._arrivals:
+            stops = [
                 StopInstruction(from_key(each.partition), each.leader_epoch, each.delete_log)
                 for each in request.partitions
-            ],
+            ]
+        outcomes = await self._control.stop_replica(
+            Sender(request.controller_id, request.controller_epoch, request.broker_epoch), stops
         )
         return replica_control_pb2.StopReplicaResponse(
             error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
@@ -82,11 +76,12 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     async def UpdateMetadata(
         self, request: replica_control_pb2.UpdateMetadataRequest, context: Context
     ) -> replica_control_pb2.UpdateMetadataResponse:
+        topics = await cached_topics(request.topics)
         outcomes = await self._control.update_metadata(
             Sender(request.controller_id, request.controller_epoch),
             request.controller_address,
             self._news(request.live_brokers),
-            [cached_topic(topic) for topic in request.topics],
+            topics,
             full=request.full,
             deleted=list(request.deleted_topic_ids),
             sequence=request.sequence,
@@ -138,14 +133,46 @@ def _endpoint(broker: common_pb2.BrokerEndpoint) -> Endpoint:
     return Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack, listeners)
 
 
-def cached_topic(topic: replica_control_pb2.TopicState) -> CachedTopic:
-    partitions = {}
-    for each in topic.partitions:
-        versioned = _state(each.state)
-        partitions[each.partition] = CachedPartition(
-            versioned.state, versioned.revision, tuple(each.state.replicas), tuple(each.state.offline_replicas)
-        )
-    return CachedTopic(topic.topic, topic.topic_id, dict(topic.config), partitions)
+async def _instructions(parts: Sequence[replica_control_pb2.PartitionInstruction]) -> list[PartitionInstruction]:
+    """As `cached_topics`."""
+    found: list[PartitionInstruction] = []
+    for piece in in_pieces(parts):
+        if found:
+            await asyncio.sleep(0)
+        found += map(_instruction, piece)
+    return found
+
+
+def _instruction(each: replica_control_pb2.PartitionInstruction) -> PartitionInstruction:
+    return PartitionInstruction(
+        each.topic,
+        from_key(each.partition),
+        _state(each.state),
+        tuple(each.state.replicas),
+        dict(each.config),
+        tuple(each.state.offline_replicas),
+        each.topic_revision,
+    )
+
+
+async def cached_topics(topics: Iterable[replica_control_pb2.TopicState]) -> list[CachedTopic]:
+    """Of one request there may be thousands of partitions: others have their turn of the event loop between them. A
+    request that is overtaken meanwhile is out of order then (RULES 8.10)."""
+    found, taken = [], 0
+    for topic in topics:
+        partitions = {}
+        for each in topic.partitions:
+            partitions[each.partition] = _cached_partition(each.state)
+            taken += 1
+            if taken % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        found.append(CachedTopic(topic.topic, topic.topic_id, dict(topic.config), partitions))
+    return found
+
+
+def _cached_partition(state: common_pb2.PartitionState) -> CachedPartition:
+    versioned = _state(state)
+    return CachedPartition(versioned.state, versioned.revision, tuple(state.replicas), tuple(state.offline_replicas))
 
 
 def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResult:

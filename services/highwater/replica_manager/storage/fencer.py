@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
@@ -16,6 +17,8 @@ from highwater.telemetry.log import get_logger, pairs
 logger = get_logger("replica_manager.fencer")
 
 CALL_PARTITIONS = 1_000
+ANSWERED_AT_ONCE = 100
+"""Answers that are taken before others have a turn of the event loop: each is some 100 us of it."""
 
 Answered = Callable[[PartitionKey, FenceAnswer], None]
 _Due = tuple[PartitionKey, Fence, Answered, "asyncio.Future[FenceAnswer]"]
@@ -28,16 +31,29 @@ class Fencer:
         self._storage = storage
         self._incarnation = incarnation
         self._due: list[_Due] = []
+        self._gathering = 0  # who submits more, in later turns of the event loop
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, key: PartitionKey, fence: Fence, answered: Answered) -> asyncio.Future[FenceAnswer]:
         """`answered` is called with the answer, an error included, before the future is done."""
         loop = asyncio.get_running_loop()
-        if not self._due:
+        if not self._due and not self._gathering:
             loop.call_soon(self._flush)
         future: asyncio.Future[FenceAnswer] = loop.create_future()
         self._due.append((key, fence, answered, future))
         return future
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Keeps what is submitted meanwhile until the end, as if it were one turn's: a call of log-storage is an
+        fdatasync. Not for long, and never around a wait for a fence."""
+        self._gathering += 1
+        try:
+            yield
+        finally:
+            self._gathering -= 1
+            if not self._gathering:
+                self._flush()
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -71,13 +87,15 @@ class Fencer:
         except Exception:  # a mistake of ours: loud, and the controller is told that it failed
             logger.exception("cannot fence %d partitions", len(due))
             answers = _failed(role, due)
-        for (key, _, answered, future), answer in zip(due, answers, strict=True):
+        for number, ((key, _, answered, future), answer) in enumerate(zip(due, answers, strict=True), 1):
             try:
                 answered(key, answer)
             except Exception:  # one partition's: the others are not to wait for it
                 logger.exception("a fence's answer could not be taken %s", pairs(partition=key))
             if not future.done():
                 future.set_result(answer)
+            if number % ANSWERED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
 
 def _answer(role: Role, fence: Fence, fenced: FencedLog) -> FenceAnswer:
