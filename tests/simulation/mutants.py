@@ -375,16 +375,16 @@ def _metadata_lost() -> list[Any]:
 
 def _relisted_in_silence() -> list[Any]:
     """What is found changed is taken, and told to nobody."""
-    real = Cluster.load
+    real = Cluster.loading
 
-    def load(self: Cluster, snapshot: Any, now_ms: int) -> Any:
+    def loading(self: Cluster, snapshot: Any, now_ms: int) -> Any:
         for name, config in snapshot.topic_configs.items():
             topic = self.topics.named(name)
             if topic is not None:
                 topic.config = config
         return real(self, snapshot, now_ms)
 
-    return [patch.object(Cluster, "load", load)]
+    return [patch.object(Cluster, "loading", loading)]
 
 
 # 4.12

@@ -15,6 +15,8 @@ from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.actions import Action, WriteState
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
+from highwater.controller.state_machines.pieces import whole
+from highwater.metadata.schema.cluster_view import ClusterSnapshot
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import (
     BrokerRegistration,
@@ -99,6 +101,24 @@ async def test_what_came_before_the_mark_is_looked_at_first(active_controller: A
 async def test_nobody_is_let_go_whose_mark_is_not_heard_of(active_controller: ActiveController) -> None:
     assert await ask(active_controller, 1) is None
     active_controller.perform(active_controller.cluster.broker_seen(leaving(1, 121)))
+    assert await ask(active_controller, 1) == HeldBack(0, 0, ())
+
+
+async def test_nobody_is_let_go_by_what_is_half_listed(active_controller: ActiveController) -> None:
+    """The watch was lost after the first answer; what is listed anew is read a piece at a time."""
+    active_controller.perform(active_controller.cluster.broker_seen(leaving(1, 121)))
+    assert await ask(active_controller, 1) == HeldBack(0, 0, ())
+    cluster = active_controller.cluster
+    brokers = {1: leaving(1, 121), 2: registered(2), 3: registered(3)}
+    state = PartitionState(leader=2, leader_epoch=0, leader_broker_epoch=2, isr=(2, 3), controller_epoch=1)
+    topic = VersionedTopic(TopicAssignment("t", TOPIC_ID, ((2, 3, 1),)), 10, 10)
+    states = {("t", 0): VersionedState(state, 110)}
+    listing = ClusterSnapshot(130, brokers, {}, {"t": topic}, states, {}, {"gone": b"g" * 16}, (), None, 1)
+    loading = cluster.loading(listing, 0)
+    next(loading)
+    assert not cluster.listed
+    assert await ask(active_controller, 1) is None
+    active_controller.perform(whole(loading))
     assert await ask(active_controller, 1) == HeldBack(0, 0, ())
 
 

@@ -325,7 +325,7 @@ class Administration:
             await self._active_controller.until(_each(moved, lambda partition: partition.served), MOVE_PATIENCE_S)
         if cluster.release(broker_id, broker_epoch):
             return HeldBack(0, 0, ())
-        if not cluster.is_registered(broker_id, broker_epoch):
+        if not cluster.has_heard_of_leaving(broker_id, broker_epoch):
             return None
         keys, leads = cluster.held(broker_id), cluster.held_as_leader(broker_id)
         return HeldBack(leads, len(keys) - leads, tuple(islice(keys, HELD_SAMPLE)))
@@ -336,6 +336,8 @@ class Administration:
 
     async def elect_preferred(self, wanted: Iterable[tuple[str, int]], *, timeout_s: float) -> list[PartitionOutcome]:
         """Gives partitions (none: all) back to their preferred leaders, where those are live and in the ISR."""
+        deadline = time.monotonic() + timeout_s
+        await self._active_controller.until(lambda: self._cluster.listed, timeout_s)
         names = list(wanted) or [(p.topic, p.key.partition) for p in self._cluster.topics.partitions()]
         found = {}
         for name, number in names:
@@ -344,7 +346,9 @@ class Administration:
                 found[name, number] = topic.partitions[number]
         needless = {place for place, each in found.items() if each.leader == each.replicas[0]}
         self._active_controller.perform(self._cluster.prefer(each.key for each in found.values()))
-        await self._active_controller.until(lambda: all(each.pending is None for each in found.values()), timeout_s)
+        await self._active_controller.until(
+            lambda: all(each.pending is None for each in found.values()), max(deadline - time.monotonic(), 0)
+        )
 
         def outcome(place: tuple[str, int]) -> PartitionOutcome:
             name = f"{place[0]}-{place[1]}"

@@ -8,7 +8,7 @@ or written to it (invariant 5).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
 from highwater.controller.state_machines.actions import (
     Action,
@@ -27,6 +27,7 @@ from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.state_machines.leader_balance import led_by_others
 from highwater.controller.state_machines.lost_tails import LostTails
 from highwater.controller.state_machines.partition_state_machine import BrokerView, PartitionStateMachine
+from highwater.controller.state_machines.pieces import AT_ONCE, Pieces, whole
 from highwater.controller.state_machines.topic_deletion import TopicDeletion
 from highwater.controller.state_machines.topic_table import Topic, TopicTable
 from highwater.metadata.schema.cluster_view import ClusterSnapshot
@@ -36,9 +37,11 @@ from highwater.model.partition import PartitionKey
 
 class Cluster:
     """The state machines of all partitions, under one controller epoch. `defaults` is the policy of topics that set
-    nothing themselves."""
+    nothing themselves. `at_once`: partitions that are looked at in one piece of a decision about many."""
 
-    def __init__(self, controller_id: int, controller_epoch: int, defaults: ElectionPolicy) -> None:
+    def __init__(
+        self, controller_id: int, controller_epoch: int, defaults: ElectionPolicy, *, at_once: int = AT_ONCE
+    ) -> None:
         self.controller_id = controller_id
         self.controller_epoch = controller_epoch
         self.brokers: dict[int, LiveBroker] = {}
@@ -47,8 +50,15 @@ class Cluster:
         self._seen: set[int] = set()  # brokers that were registered in this term
         self._shutdowns = ControlledShutdowns()
         self._lost_tails = LostTails()
+        self._at_once = at_once
+        self._listing = False  # a part of a listing has been taken: some states, say, and no brokers
 
     # Queries
+
+    @property
+    def listed(self) -> bool:
+        """Tells whether all of the latest listing has been taken."""
+        return not self._listing
 
     def instruction(self, key: PartitionKey) -> PartitionInstruction | None:
         """Returns what brokers are to be told of a partition now; None where it is gone, or has no state yet."""
@@ -102,12 +112,41 @@ class Cluster:
 
     def load(self, snapshot: ClusterSnapshot, now_ms: int) -> list[Action]:
         """Takes a new listing of everything: the first one after the election, or one after a lost watch."""
+        return whole(self.loading(snapshot, now_ms))
+
+    def loading(self, snapshot: ClusterSnapshot, now_ms: int) -> Pieces:
+        """The same a piece at a time. No election is decided on, and nobody may leave, before all of the listing has
+        been taken: a state may name a registration that comes later in it."""
+        self._listing = True
         actions: list[Action] = []
         for topic in self.topics:
             found = snapshot.topics.get(topic.name)
             if found is None or found.assignment.topic_id != topic.topic_id:
                 actions += self.topic_gone(topic.name)
+                yield
+        news = yield from self._load_topics(snapshot)
+        self._lost_tails.load(snapshot.broker_tails)
+        with_more_offline = [
+            broker for broker in snapshot.brokers.values() if self._has_more_logs_offline(broker)
+        ]  # under the broker epoch that is known; those that are renewed are told everything
+        renewed = self._load_brokers(snapshot.brokers)
+        for name, topic_id in snapshot.deletions.items():
+            actions += self.deletion_marked(name, topic_id, now_ms)
+            yield
+        self._listing = False
+        actions += yield from self._advancing(self.topics.partitions())
+        others = self.brokers.keys() - {broker.registration.broker_id for broker in renewed}
+        actions += yield from self._announcing(news, others)
+        for broker in with_more_offline:
+            actions.append(self._ask_again(broker))
+        for broker in renewed:
+            actions += self._tell_everything(broker)
+        return actions + self._send_metadata()
+
+    def _load_topics(self, snapshot: ClusterSnapshot) -> Generator[None, None, list[PartitionStateMachine]]:
+        """Returns the partitions of which brokers have to be told."""
         news: list[PartitionStateMachine] = []
+        taken = 0
         for name, versioned_topic in snapshot.topics.items():
             config = snapshot.topic_configs.get(name, {})
             known = self.topics.named(name)
@@ -116,20 +155,10 @@ class Cluster:
                 versioned = snapshot.states.get((name, partition.key.partition))
                 if (versioned is not None and self.topics.seen(partition, versioned)) or reconfigured:
                     news.append(partition)
-        self._lost_tails.load(snapshot.broker_tails)
-        with_more_offline = [
-            broker for broker in snapshot.brokers.values() if self._has_more_logs_offline(broker)
-        ]  # under the broker epoch that is known; those that are renewed are told everything
-        renewed = self._load_brokers(snapshot.brokers)
-        for name, topic_id in snapshot.deletions.items():
-            actions += self.deletion_marked(name, topic_id, now_ms)
-        actions += self._advance(self.topics.partitions())
-        actions += self._announce(news)
-        for broker in with_more_offline:
-            actions.append(self._ask_again(broker))
-        for broker in renewed:
-            actions += self._tell_everything(broker)
-        return actions + self._send_metadata()
+                taken += 1
+                if taken % self._at_once == 0:
+                    yield
+        return news
 
     def _load_brokers(self, brokers: Mapping[int, LiveBroker]) -> list[LiveBroker]:
         """Compared by (id, create revision), not by id (RULES 1.5). Returns those that are new."""
@@ -151,6 +180,11 @@ class Cluster:
     def broker_seen(self, broker: LiveBroker) -> list[Action]:
         """A registration was put: a new one, or the present one with other contents. Where it has more logs offline, it
         is told everything again, and its answers say which (RULES 7.7)."""
+        return whole(self.seeing_broker(broker))
+
+    def seeing_broker(self, broker: LiveBroker) -> Pieces:
+        """The same a piece at a time. The value has all that a new registration is to be told: until then it need not
+        be sent anything, and before it must not be."""
         broker_id = broker.registration.broker_id
         known = self.brokers.get(broker_id)
         if known is not None and (known.broker_epoch > broker.broker_epoch or known == broker):
@@ -162,7 +196,7 @@ class Cluster:
         self.brokers[broker_id] = broker
         if broker.registration.shutting_down:
             self._shutdowns.began(broker_id, broker.broker_epoch, broker.leaving_since)
-        actions = self._advance(self.topics.hosted(broker_id).values())
+        actions = yield from self._advancing(self.topics.hosted(broker_id).values())
         if renewed:
             actions += self._tell_everything(broker)
         elif more_offline:
@@ -171,11 +205,16 @@ class Cluster:
 
     def broker_gone(self, broker_id: int, revision: int) -> list[Action]:
         """The registration was deleted at `revision`, by its owner, its lease or the fast path (RULES 8.3)."""
+        return whole(self.losing_broker(broker_id, revision))
+
+    def losing_broker(self, broker_id: int, revision: int) -> Pieces:
+        """The same a piece at a time; the broker is gone with the first."""
         known = self.brokers.get(broker_id)
         if known is None or known.broker_epoch > revision:
             return []
         self._forget_broker(broker_id)
-        return self._advance(self.topics.hosted(broker_id).values()) + self._send_metadata()
+        actions = yield from self._advancing(self.topics.hosted(broker_id).values())
+        return actions + self._send_metadata()
 
     def _register(self, broker: LiveBroker) -> None:
         broker_id = broker.registration.broker_id
@@ -223,13 +262,20 @@ class Cluster:
         return tuple(
             key
             for key, partition in self.topics.hosted(broker_id).items()
-            if partition.pending is None and self.instruction(key) is not None
+            if partition.pending is None and self._is_told_of(partition)
         )
+
+    def _is_told_of(self, partition: PartitionStateMachine) -> bool:
+        """Tells whether there is an `instruction`."""
+        topic = self.topics.identified(partition.key.topic_id)
+        return topic is not None and topic.deletion is None and partition.versioned is not None
 
     def has_heard_of_leaving(self, broker_id: int, broker_epoch: int) -> bool:
         """Tells whether the registration is marked, as far as is known here: then so is every state that was before
-        it."""
-        return self.is_registered(broker_id, broker_epoch) and self.brokers[broker_id].registration.shutting_down
+        it. Nothing is known of what is half listed."""
+        if self._listing or not self.is_registered(broker_id, broker_epoch):
+            return False
+        return self.brokers[broker_id].registration.shutting_down
 
     def shut_down(self, broker_id: int, broker_epoch: int) -> list[Action]:
         """A registered broker asks whether it may stop: from its first question on leaderships move, and it leaves the
@@ -248,8 +294,11 @@ class Cluster:
         return self._shutdowns.leads(broker_id)
 
     def release(self, broker_id: int, broker_epoch: int) -> bool:
-        """Tells whether a broker that asked may stop now; then it counts as gone, whatever it does."""
-        return self.is_registered(broker_id, broker_epoch) and self._shutdowns.release(broker_id)
+        """Tells whether a broker that asked may stop now; then it counts as gone, whatever it does. Nobody may by what
+        is half listed."""
+        if self._listing or not self.is_registered(broker_id, broker_epoch):
+            return False
+        return self._shutdowns.release(broker_id)
 
     def tail_recorded(self, broker_id: int, broker_epoch: int) -> None:
         """`/brokers/tail/<id>` holds this broker epoch: the registration is ordinary from now on (RULES 7.2)."""
@@ -383,7 +432,10 @@ class Cluster:
         return self._send_metadata(changed) if changed else []
 
     def prefer(self, keys: Iterable[PartitionKey]) -> list[Action]:
-        """Moves the leadership of these partitions to their preferred leaders, where those are in the ISR."""
+        """Moves the leadership of these partitions to their preferred leaders, where those are in the ISR; none before
+        all is `listed`."""
+        if self._listing:
+            return []
         view = self._view()
         writes = []
         for partition in self.topics.partitions(keys):
@@ -430,8 +482,19 @@ class Cluster:
 
     # How decisions are reached
 
+    def _advancing(self, partitions: Iterable[PartitionStateMachine]) -> Pieces:
+        actions: list[Action] = []
+        looked_at = list(partitions)
+        for first in range(0, len(looked_at), self._at_once):
+            if first:
+                yield
+            actions += self._advance(looked_at[first : first + self._at_once])
+        return actions
+
     def _advance(self, partitions: Iterable[PartitionStateMachine]) -> list[Action]:
         """The writes that these partitions want now."""
+        if self._listing:
+            return []  # all are looked at when it has been taken
         view = self._view()
         writes: list[Action] = []
         for partition in partitions:
@@ -452,14 +515,20 @@ class Cluster:
     def _announce(self, partitions: Iterable[PartitionStateMachine]) -> list[Action]:
         """Tells the assigned live replicas what to be, and everyone where the leader is. A partition that wants another
         write is announced after it."""
+        return whole(self._announcing(partitions, self.brokers))
+
+    def _announcing(self, partitions: Iterable[PartitionStateMachine], to: Collection[int]) -> Pieces:
+        """As `_announce`, a piece at a time; `to`: brokers that are registered."""
         told: dict[int, list[PartitionKey]] = defaultdict(list)
         announced = []
-        for partition in partitions:
-            if partition.pending is not None or self.instruction(partition.key) is None:
+        for number, partition in enumerate(partitions, 1):
+            if number % self._at_once == 0:
+                yield
+            if partition.pending is not None or not self._is_told_of(partition):
                 continue
             announced.append(partition.key)
             for broker_id in partition.replicas:
-                if broker_id in self.brokers:
+                if broker_id in to:
                     told[broker_id].append(partition.key)
         actions: list[Action] = [self._instruct(self.brokers[broker_id], keys) for broker_id, keys in told.items()]
         return actions + (self._send_metadata(tuple(announced)) if announced else [])

@@ -23,6 +23,7 @@ from highwater.controller.state_machines.actions import (
 )
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
+from highwater.controller.state_machines.pieces import AT_ONCE, Pieces
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.broker_liveness import BrokerProbe, FastPath
 from highwater.controller.term.election_metrics import ElectionMetrics
@@ -209,17 +210,17 @@ class ActiveController:
         async with contextlib.aclosing(watch_cluster(self._store, self._keys, self._unreadable)) as updates:
             async for update in updates:
                 if isinstance(update, ClusterSnapshot):
-                    self._load(update)
+                    await self._load(update)
                 else:
-                    self._apply(update)
+                    await self._apply(update)
 
-    def _load(self, snapshot: ClusterSnapshot) -> None:
+    async def _load(self, snapshot: ClusterSnapshot) -> None:
         acting = snapshot.controller
         if acting is None or acting.controller_epoch != self.term.controller_epoch:
             self.depose("the controller key is gone or another's")  # it may have changed while the watch was lost
             return
         self._configs = dict(snapshot.topic_configs)
-        actions = self.cluster.load(snapshot, self._clock_ms())
+        actions = await _in_turns(self.cluster.loading(snapshot, self._clock_ms()))
         for notification in snapshot.isr_notifications:
             self._notifications.add(notification, self._clock_ms())
         self._follow_brokers()
@@ -249,24 +250,35 @@ class ActiveController:
                 pairs(states=len(missing), first=missing[0]),
             )
 
-    def _apply(self, update: ClusterChanges) -> None:
+    async def _apply(self, update: ClusterChanges) -> None:
         # A topic and its configuration come in one revision: the configuration is there when the topic is seen.
         for change in update.changes:
             if isinstance(change, TopicConfigChange):
                 self._configs[change.topic] = change.config or {}
-        for change in update.changes:
-            self.perform(self._decide(change))
+        for number, change in enumerate(update.changes, 1):
+            if isinstance(change, BrokerChange):
+                await self._broker_changed(change)
+            else:
+                self.perform(self._decide(change))
             if isinstance(change, StateChange):
                 self._writer.state_told(change.topic, change.partition, change.value)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _broker_changed(self, change: BrokerChange) -> None:
+        broker = change.broker
+        if broker is None:
+            pieces = self.cluster.losing_broker(change.broker_id, change.revision)
+        else:
+            pieces = self.cluster.seeing_broker(broker)
+        _log.info("broker %s", pairs(id=change.broker_id, epoch=broker.broker_epoch if broker else "gone"))
+        actions = await _in_turns(pieces)
+        self._follow_brokers()
+        self.perform(actions)
 
     def _decide(self, change: Change) -> list[Action]:
         cluster = self.cluster
         match change:
-            case BrokerChange(broker_id, broker, revision):
-                actions = cluster.broker_gone(broker_id, revision) if broker is None else cluster.broker_seen(broker)
-                _log.info("broker %s", pairs(id=broker_id, epoch=broker.broker_epoch if broker else "gone"))
-                self._follow_brokers()
-                return actions
             case BrokerTailChange(broker_id, int(broker_epoch)):
                 cluster.tail_recorded(broker_id, broker_epoch)
             case TopicChange(topic, None):
@@ -418,6 +430,17 @@ class ActiveController:
                 raise
             for notification in due:  # announced and removed again later
                 self._notifications.add(notification, now_ms)
+
+
+async def _in_turns(pieces: Pieces) -> list[Action]:
+    """The decision, of which each piece is a turn of the event loop."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            actions: list[Action] = end.value
+            return actions
+        await asyncio.sleep(0)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> str:
