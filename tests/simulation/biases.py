@@ -54,8 +54,8 @@ def zombies(settings: Settings) -> None:
 def lost_tails(settings: Settings) -> None:
     three(settings)
     settings.late = 0.2
-    settings.outage_ms = 150
-    settings.fault_gap_ms = 100
+    settings.outage_ms = 60
+    settings.fault_gap_ms = 60
     settings.flush = 0.01
     settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
     settings.session_ms = 3000

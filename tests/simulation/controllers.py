@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from highwater.controller.state_machines.actions import (
 )
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
+from highwater.controller.state_machines.pieces import Pieces
 from highwater.controller.term.broker_liveness import FastPath
 from highwater.metadata.schema.cluster_view import ClusterSnapshot
 from highwater.metadata.schema.models import (
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 ETCD_TIMEOUT_MS = 600
 REFUSED_PAUSE_MS = 200
+PIECE_PARTITIONS = 1  # of a decision about many
+PIECE_PAUSE_MS = 3  # before the next one, less than this: others have their turn
+CHANGE_PAUSE = 0.1  # the chance that they have it between two changes of one batch
 CONTROLLER = ("controller",)
 EPOCH = ("controller_epoch",)
 
@@ -146,11 +150,14 @@ class ActiveController:
         self.ended = Future()
         settings = self.world.settings
         policy = ElectionPolicy(settings.partition.min_insync_replicas, settings.unclean)
-        self.cluster = Cluster(owner.place, epoch, policy)
+        self.cluster = Cluster(owner.place, epoch, policy, at_once=PIECE_PARTITIONS)
         self._guard = Compare(CONTROLLER, "create", create_revision)
         self._senders: dict[int, Sender] = {}
         self._fast_paths: dict[int, FastPath] = {}
         self._watch: Watch | None = None
+        self._random = self.world.scheduler.random.random
+        self._updates: deque[ClusterSnapshot | Sequence[Event]] = deque()  # one is taken after the other
+        self._taking = False
         self._configs: dict[str, Mapping[str, str]] = {}
         self.metadata_requests = 0  # as `MetadataMessages` counts them
         owner.spawn(self._follow_etcd())
@@ -175,14 +182,10 @@ class ActiveController:
                 await self.owner.sleep(100)
                 continue
             entries, revision = answer
-            snapshot = _snapshot(entries, revision)
-            self._configs = dict(snapshot.topic_configs)
-            actions = self.cluster.load(snapshot, self.owner.now_ms)
-            self._follow_brokers()
-            self.perform(actions)
+            self._update(_snapshot(entries, revision))
             if self._watch is not None:
                 self._watch.closed = True
-            self._watch = etcd.watch(self.owner, _of_the_cluster, self._seen, revision)
+            self._watch = etcd.watch(self.owner, _of_the_cluster, self._update, revision)
             return
 
     def lose_watch(self, blind_ms: int) -> None:
@@ -191,25 +194,62 @@ class ActiveController:
             self._watch.closed = True
             self.owner.after(blind_ms, lambda: self.owner.spawn(self._follow_etcd()))
 
-    def _seen(self, events: Sequence[Event]) -> None:
+    def _update(self, update: ClusterSnapshot | Sequence[Event]) -> None:
+        self._updates.append(update)
+        if not self._taking:
+            self._taking = True
+            self.owner.spawn(self._take())
+
+    async def _take(self) -> None:
+        while self._updates:
+            update = self._updates.popleft()
+            await (self._load(update) if isinstance(update, ClusterSnapshot) else self._apply(update))
+        self._taking = False
+
+    async def _load(self, snapshot: ClusterSnapshot) -> None:
+        self._configs = dict(snapshot.topic_configs)
+        actions = await self._in_turns(self.cluster.loading(snapshot, self.owner.now_ms))
+        if not self.ended.is_done:
+            self._follow_brokers()
+            self.perform(actions)
+
+    async def _apply(self, events: Sequence[Event]) -> None:
         for event in events:  # a topic and its configuration come in one revision
             if event.key[0] == "config":
                 self._configs[event.key[1]] = {} if event.entry is None else event.entry.value
         for event in events:
+            if self._random() < CHANGE_PAUSE:
+                await self.owner.sleep(int(self._random() * PIECE_PAUSE_MS))
             if self.ended.is_done:
                 return
-            self.perform(self._decide(event))
+            if event.key[0] == "broker":
+                await self._broker_changed(event)
+            else:
+                self.perform(self._decide(event))
+
+    async def _broker_changed(self, event: Event) -> None:
+        entry = event.entry
+        if entry is None:
+            pieces = self.cluster.losing_broker(event.key[1], event.revision)
+        else:
+            pieces = self.cluster.seeing_broker(LiveBroker(entry.value, entry.create_revision, entry.mod_revision))
+        actions = await self._in_turns(pieces)
+        if not self.ended.is_done:
+            self._follow_brokers()
+            self.perform(actions)
+
+    async def _in_turns(self, pieces: Pieces) -> list[Action]:
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                actions: list[Action] = end.value
+                return actions
+            await self.owner.sleep(int(self._random() * PIECE_PAUSE_MS))
 
     def _decide(self, event: Event) -> Sequence[Action]:
         cluster, key, entry = self.cluster, event.key, event.entry
         match key[0]:
-            case "broker":
-                if entry is None:
-                    actions = cluster.broker_gone(key[1], event.revision)
-                else:
-                    actions = cluster.broker_seen(LiveBroker(entry.value, entry.create_revision, entry.mod_revision))
-                self._follow_brokers()
-                return actions
             case "tail" if entry is not None:
                 cluster.tail_recorded(key[1], entry.value)
             case "topic" if entry is None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Reply = Callable[[Any], None]
 EPOCH_WAIT_MS = 2000
+PIECE_PAUSE_MS = 3  # between two pieces of a request, less than this
 
 
 class Control:
@@ -325,6 +326,20 @@ class Control:
         full: bool,
         deleted: Sequence[Any],
     ) -> None:
+        request = (controller_epoch, sequence, brokers, topics, full, deleted)
+        self.owner.spawn(self._update_metadata(reply, *request))
+
+    async def _update_metadata(
+        self,
+        reply: Reply,
+        controller_epoch: int,
+        sequence: int,
+        brokers: Sequence[Any],
+        topics: Sequence[CachedTopic],
+        full: bool,
+        deleted: Sequence[Any],
+    ) -> None:
+        await self._pause()  # it is read in pieces; others may overtake it
         if self._is_deposed(controller_epoch):
             reply(ErrorCode.STALE_CONTROLLER_EPOCH)
             return
@@ -349,6 +364,16 @@ class Control:
             await self._requests.popleft()()
         self._busy = False
 
+    async def _pause(self) -> None:
+        """Between two pieces of a request: others have their turn."""
+        await self.owner.sleep(int(self.owner.random() * PIECE_PAUSE_MS))
+
+    def _stale(self, controller_epoch: int, broker_epoch: int) -> ErrorCode:
+        if self._is_deposed(controller_epoch):
+            return ErrorCode.STALE_CONTROLLER_EPOCH
+        registered = self.owner.replica_manager.broker_epoch == broker_epoch
+        return ErrorCode.NONE if registered else ErrorCode.STALE_BROKER_EPOCH
+
     def _is_deposed(self, controller_epoch: int) -> bool:
         if controller_epoch < self.controller_epoch:
             return True
@@ -368,9 +393,7 @@ class Control:
                 self._epoch_changed = Future()
                 if self.owner.now_ms >= deadline_ms:
                     return ErrorCode.STALE_BROKER_EPOCH
-        if replica_manager.broker_epoch != broker_epoch:
-            return ErrorCode.STALE_BROKER_EPOCH
-        return ErrorCode.STALE_CONTROLLER_EPOCH if self._is_deposed(controller_epoch) else ErrorCode.NONE
+        return self._stale(controller_epoch, broker_epoch)
 
     async def _leader_and_isr(
         self,
@@ -387,11 +410,16 @@ class Control:
             return
         replica_manager.learn_brokers(_endpoints(brokers))
         created = [await self._create_log(each) for each in instructions]
-        if self._is_deposed(controller_epoch):
-            reply((ErrorCode.STALE_CONTROLLER_EPOCH, {}))
-            return
-        owner.world.history.instructed(owner.incarnation, controller_epoch)
-        errors = [self._instruct(each, made) for each, made in zip(instructions, created, strict=True)]
+        errors: list[ErrorCode] = []
+        for instruction, made in zip(instructions, created, strict=True):
+            if errors:
+                await self._pause()
+            error = self._stale(controller_epoch, broker_epoch)
+            if error is not ErrorCode.NONE:
+                reply((error, {}))
+                return
+            owner.world.history.instructed(owner.incarnation, controller_epoch)
+            errors.append(self._instruct(instruction, made))
         owner.spawn(self._answer(reply, instructions, errors))
 
     async def _create_log(self, instruction: Any) -> ErrorCode:
