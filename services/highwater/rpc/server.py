@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from highwater.errors import UserError
 from highwater.rpc.connections.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
 from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
+from highwater.rpc.process.collector import CalmCollector
 from highwater.rpc.process.malloc import keep_freed_memory
 from highwater.rpc.process.open_files import allow_open_files
 from highwater.telemetry.loop_idle import TimedEventLoop
@@ -236,6 +237,7 @@ def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) ->
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        CalmCollector().start()
         await main(stop)
 
     try:
