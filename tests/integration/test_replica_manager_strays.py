@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,18 @@ async def test_a_deletion_that_failed_is_tried_again_although_the_topic_is_gone(
 
     await eventually(gone, "the log is deleted at last")
     assert tried == 3
+
+
+@pytest.mark.parametrize("partition", [-1, -(2**31), 7])
+async def test_to_stop_a_partition_that_its_topic_does_not_have_is_answered(
+    cluster: TestCluster, partition: int
+) -> None:
+    """A negative number counted from the topic's end: an exception, or another partition's replicas."""
+    topic = await cluster.create_topic("orders")
+    absent = replace(topic, key=PartitionKey(topic.key.topic_id, partition))
+    stopped = await cluster.stop_replica(0, absent)
+    assert [each.error.code for each in stopped.results] == [ErrorCode.INVALID_REQUEST]
+    assert hosted(cluster, topic)
 
 
 async def test_the_log_of_an_earlier_topic_that_is_deleted_slowly_holds_up_nobody_else(

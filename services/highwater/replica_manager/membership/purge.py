@@ -138,7 +138,7 @@ class Purge:
         if topic is None:  # one of those that cannot be read may be it
             return None if read.unreadable else _Doom(key, NO_EPOCH)
         replicas = topic.assignment.replicas
-        if key.partition < len(replicas) and self._broker_id in replicas[key.partition]:
+        if 0 <= key.partition < len(replicas) and self._broker_id in replicas[key.partition]:
             return None
         name = (topic.assignment.topic, key.partition)
         try:
