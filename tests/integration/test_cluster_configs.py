@@ -17,6 +17,7 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client import (
     ConfigResource,
     ConfigSource,
+    ConfigValue,
     HighwaterError,
     InvalidRequestError,
     NewTopic,
@@ -94,6 +95,13 @@ async def test_a_default_of_brokers_reaches_logs_and_outlives_restarts(deployed:
 
     await eventually(lambda: rolls(3), "all replicas roll by the new default")
     assert await value_of(deployed, own, key) == ("1024", ConfigSource.DYNAMIC_DEFAULT_BROKER)
+    of_topic = ConfigResource.topic(topic)
+    assert await value_of(deployed, of_topic, "segment.bytes") == ("1024", ConfigSource.DYNAMIC_DEFAULT_BROKER)
+    assert await value_of(deployed, of_topic, "segment.ms") == (None, ConfigSource.STATIC)
+    assert await value_of(deployed, of_topic, "message.timestamp.type") == ("CreateTime", ConfigSource.DEFAULT)
+    described = await deployed.admin.describe_topic_config(topic)
+    assert described["segment.bytes"] == ConfigValue("1024", "broker-defaults")
+    assert described["leader.replication.throttled.replicas"] == ConfigValue("", "default")
 
     restart(deployed, "log-storage-1", "replica-manager-2", "fetcher-3", "controller")
     await deployed.registered()

@@ -272,6 +272,28 @@ async def test_a_topic_shows_the_clusters_default(world: World) -> None:
     assert found["segment.bytes"] == ("", "STATIC", False)
 
 
+async def test_a_topic_shows_the_default_of_brokers_and_what_nothing_sets(world: World) -> None:
+    stub = await world.cluster(2)
+    await create(stub, "t", 1, 2)
+    await alter(stub, resource("broker"), set={"log.retention.ms": "5000"})
+    await alter(stub, resource("broker", "1"), set={"log.roll.ms": "7000"})
+    (described,) = await describe(stub, resource("topic", "t"))
+    found = entries(described)
+    assert found["retention.ms"] == ("5000", "DYNAMIC_DEFAULT_BROKER", False)
+    assert found["segment.ms"] == ("", "STATIC", False)
+    assert found["payload.format"] == ("any", "DEFAULT", False)
+    assert found["message.timestamp.type"] == ("CreateTime", "DEFAULT", False)
+    assert found["message.timestamp.after.max.ms"] == ("3600000", "DEFAULT", False)
+    assert found["leader.replication.throttled.replicas"] == ("", "DEFAULT", False)
+    words = {each.key: (each.source, each.is_default) for each in described.entries}
+    assert words["retention.ms"] == ("broker-defaults", True)
+    assert words["payload.format"] == ("default", True)
+    assert words["segment.ms"] == ("brokers", True)
+    await alter(stub, resource("broker"), unset=["log.retention.ms"])
+    (described,) = await describe(stub, resource("topic", "t"))
+    assert entries(described)["retention.ms"] == ("", "STATIC", False)
+
+
 async def test_defaults_of_new_topics_and_of_elections(world: World) -> None:
     stub = await world.cluster(3)
     await alter(stub, resource("cluster"), set={"num.partitions": "3", "default.replication.factor": "3"})

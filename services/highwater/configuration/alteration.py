@@ -9,16 +9,10 @@ from highwater.configuration.dynamic_keys import BROKER_KEYS, CLUSTER_KEYS, KEYS
 from highwater.configuration.entities import ConfigEntity, EntityKind
 from highwater.configuration.kafka_keys import MEANINGLESS_KEYS
 from highwater.configuration.static_keys import INSTEAD, READ_ONLY_KEYS
+from highwater.configuration.topic_keys import KEYS_BEHIND
 from highwater.configuration.value_checks import MAX_SHOWN, shown
 
 MAX_VALUE = 4 << 10  # characters
-_TOPIC_SPELLINGS = {
-    "cleanup.policy": "log.cleanup.policy",
-    "max.message.bytes": "message.max.bytes",
-    "retention.bytes": "log.retention.bytes",
-    "retention.ms": "log.retention.ms",
-    "segment.bytes": "log.segment.bytes",
-}
 
 
 def problem_with(
@@ -58,6 +52,6 @@ def _unknown(kind: EntityKind, key: str) -> str:
     if kind in (EntityKind.BROKERS, EntityKind.CLUSTER) and key in MEANINGLESS_KEYS:
         return f"{key} means nothing here: {MEANINGLESS_KEYS[key]}"
     known = KEYS[kind]
-    spelling = _TOPIC_SPELLINGS.get(key)
+    spelling = KEYS_BEHIND.get(key)
     hint = f", did you mean {spelling}?" if spelling in known else nearest(key, known)
     return f"unknown configuration {shown(key)} of {kind.value}{hint or ': the known keys are ' + ', '.join(known)}"

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from highwater.configuration.value_checks import LONG_MAX
 from highwater.errors import ErrorCode
 from highwater.records import Record, TimestampType, encode_columns, encode_rows
 from highwater.records.timestamps import MAX_TIMESTAMP_MS
-from highwater.replica_manager.partition.topic_config import LONG_MAX, TopicConfig, parse
+from highwater.replica_manager.partition.topic_config import TopicConfig, parse
 from highwater.replica_manager.requests import batch_check
 from highwater.replica_manager.requests.batch_check import CheckedBatches
 from highwater.replica_manager.requests.payload_check import check_payloads

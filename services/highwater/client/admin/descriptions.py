@@ -36,7 +36,9 @@ class ConfigValue(ShownAsTable):
     """One key of a topic's configuration as it counts now."""
 
     value: str | None  # None: each broker's own setting counts, which the controller does not know
-    source: str  # "topic": set there; "cluster": set for all; "controller", "brokers": their setting is the default
+    source: str
+    """"topic": set there; "cluster", "broker-defaults": set for the cluster, for all brokers; "controller", "brokers":
+    their setting is the default; "default": no setting changes it."""
 
     @property
     def is_default(self) -> bool:

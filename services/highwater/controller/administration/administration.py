@@ -106,7 +106,7 @@ class Administration:
         self._settings = settings
         self.entity_configuration = EntityConfiguration(active_controller, store, keys, configs, static)
         self.configuration = Configuration(
-            active_controller, store, keys, self.entity_configuration.of_cluster, absent_topics
+            active_controller, store, keys, self.entity_configuration.of_everyone, absent_topics
         )
 
     @property

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from highwater.configuration.topic_keys import FIXED_DEFAULTS, KEYS_BEHIND
 from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.administration.entity_configuration import EntityEntry, Source
 from highwater.controller.state_machines.topic_table import Topic
@@ -30,19 +31,16 @@ FROM_TOPIC = "topic"
 FROM_CLUSTER = "cluster"
 FROM_CONTROLLER = "controller"
 FROM_BROKERS = "brokers"
-# The cluster's keys behind a topic's.
-_DEFAULTS = {
-    "cleanup.policy": "log.cleanup.policy",
-    "max.message.bytes": "message.max.bytes",
-    "min.insync.replicas": "min.insync.replicas",
-    "unclean.leader.election.enable": "unclean.leader.election.enable",
-}
+FROM_BROKER_DEFAULTS = "broker-defaults"
+FROM_CODE = "default"
+# By the source of what is behind a topic's key; any other is a setting of the controllers.
+_BEHIND = {Source.CLUSTER: FROM_CLUSTER, Source.DEFAULT_BROKER: FROM_BROKER_DEFAULTS}
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
     key: str
-    value: str  # "" where each broker has its own default
+    value: str  # "" with FROM_BROKERS: each broker has its own default
     source: str  # FROM_TOPIC: set there; else whose setting is the default
     config_source: Source
 
@@ -59,16 +57,16 @@ class Configuration:
         active_controller: ActiveController,
         store: Store,
         keys: Keys,
-        of_cluster: Callable[[str], EntityEntry],
+        of_everyone: Callable[[str], EntityEntry],
         absent_topics: AbsentTopics,
     ) -> None:
-        """`of_cluster` tells what counts of a key of the cluster."""
+        """`of_everyone` tells what counts of a key of the cluster, or of brokers that set nothing themselves."""
         self._active_controller = active_controller
         self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._absent_topics = absent_topics
-        self._of_cluster = of_cluster
+        self._of_everyone = of_everyone
 
     async def alter_topic(
         self, name: str, changed: Mapping[str, str], unset: Collection[str], *, validate_only: bool
@@ -144,13 +142,12 @@ class Configuration:
     def _entry(self, key: str, config: Mapping[str, str]) -> ConfigEntry:
         if key in config:
             return ConfigEntry(key, config[key], FROM_TOPIC, Source.TOPIC)
-        if key in _DEFAULTS:
-            default = self._of_cluster(_DEFAULTS[key])
-            if default.source is Source.CLUSTER:
-                return ConfigEntry(key, default.value, FROM_CLUSTER, default.source)
-            if default.value:
-                return ConfigEntry(key, default.value, FROM_CONTROLLER, default.source)
-        return ConfigEntry(key, "", FROM_BROKERS, Source.STATIC)
+        if key in FIXED_DEFAULTS:
+            return ConfigEntry(key, FIXED_DEFAULTS[key], FROM_CODE, Source.DEFAULT)
+        behind = self._of_everyone(KEYS_BEHIND[key])
+        if not behind.value:
+            return ConfigEntry(key, "", FROM_BROKERS, Source.STATIC)
+        return ConfigEntry(key, behind.value, _BEHIND.get(behind.source, FROM_CONTROLLER), behind.source)
 
 
 def _refuse(name: str, changed: Mapping[str, str], unset: Collection[str]) -> Refusal | None:

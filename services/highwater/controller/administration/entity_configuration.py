@@ -69,7 +69,7 @@ class StaticValue:
 @dataclass(frozen=True, slots=True)
 class EntityEntry:
     key: str
-    value: str  # "" with the source STATIC of the cluster: each broker has its own
+    value: str  # "" with the source STATIC, of the cluster or of everyone: each broker has its own
     source: Source
     read_only: bool = False
     service: str = ""
@@ -178,6 +178,13 @@ class EntityConfiguration:
         if static is None:
             return EntityEntry(key, "", Source.STATIC)
         return EntityEntry(key, static.value, static.source)
+
+    def of_everyone(self, key: str) -> EntityEntry:
+        """Returns what counts of a key of the cluster, or of one of brokers where a broker sets nothing itself."""
+        defaults = self._configs.view.config(DEFAULT_BROKER)
+        if key in BROKER_KEYS and key in defaults:
+            return EntityEntry(key, defaults[key], Source.DEFAULT_BROKER)
+        return self.of_cluster(key)
 
     def _of_broker(self, entity: BrokerEntity, static: Sequence[StaticValue]) -> list[EntityEntry]:
         view = self._configs.view

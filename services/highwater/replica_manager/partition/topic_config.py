@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from highwater.configuration.topic_keys import ANY_PAYLOAD, TIMESTAMP_AFTER_MAX_MS, TIMESTAMP_BEFORE_MAX_MS
 from highwater.quotas.throttled_replicas import NONE_THROTTLED, ThrottledReplicas, parse_throttled_replicas
-
-LONG_MAX = 2**63 - 1
-# Kafka's defaults.
-TIMESTAMP_BEFORE_MAX_MS = LONG_MAX
-TIMESTAMP_AFTER_MAX_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ def parse(
     return TopicConfig(
         min_insync_replicas=_number(config.get("min.insync.replicas"), min_insync_replicas),
         max_message_bytes=_number(config.get("max.message.bytes"), message_max_bytes),
-        rows_only=config.get("payload.format", "any") == "rows",
+        rows_only=config.get("payload.format", ANY_PAYLOAD) == "rows",
         compacted="compact" in (policy.strip() for policy in config.get("cleanup.policy", cleanup_policy).split(",")),
         timestamp_before_max_ms=None if append_time else _number(config.get(before), TIMESTAMP_BEFORE_MAX_MS, 0),
         timestamp_after_max_ms=None if append_time else _number(config.get(after), TIMESTAMP_AFTER_MAX_MS, 0),
