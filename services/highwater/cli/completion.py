@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from highwater.console.output import DEFAULT_BOOTSTRAP
+from highwater.console.output import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
     from highwater.client.blocking import Admin
@@ -21,7 +21,7 @@ def names(context: typer.Context, incomplete: str, ask: Callable[[Admin], Iterab
     from highwater.client.blocking import Admin
     from highwater.client.exceptions import HighwaterError
 
-    bootstrap = context.params.get("bootstrap") or os.environ.get("HIGHWATER_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+    bootstrap = context.params.get("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:
         with Admin(bootstrap, max_block_ms=0, request_timeout_ms=_PATIENCE_MS) as admin:
             return [name for name in ask(admin) if name.startswith(incomplete)]

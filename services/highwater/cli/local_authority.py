@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from highwater.atomic_file import OWNERS_DIRECTORY, replace_file
 from highwater.client.cluster.tls_options import VARIABLES
+from highwater.console.output import BOOTSTRAP_VARIABLE
 from highwater.rpc.connections.tls import TlsFiles
 
 CLIENT = "client"
@@ -68,12 +69,13 @@ class LocalAuthority:
         return TlsFiles(self._path(_AUTHORITY, "pem"), self._path(name, "pem"), self._path(name, "key"))
 
     def client_environment(self) -> dict[str, str]:
-        """The variables of a client."""
+        """The variables by which a client is let in."""
         return dict(zip(VARIABLES, ("SSL", *map(str, self.files(CLIENT).files)), strict=True))
 
-    def write_environment(self) -> None:
-        """Writes the file that a shell reads to be a client."""
-        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in self.client_environment().items()]
+    def write_environment(self, bootstrap: str) -> None:
+        """Writes the file that a shell reads to be a client of the cluster at these addresses."""
+        variables = {BOOTSTRAP_VARIABLE: bootstrap, **self.client_environment()}
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
         replace_file(self._directory / ENVIRONMENT, "".join(lines).encode())
 
     def _path(self, name: str, kind: str) -> Path:

@@ -188,7 +188,6 @@ class LocalCluster:
             self._etcd_authority = LocalAuthority(self.security / "etcd")
             self._etcd_authority.issue(CLIENT, _names_of(wanted.host))
             self._issue(CLIENT, wanted.host)
-            self._authority.write_environment()
         inner = len(SERVICES) if wanted.tcp_only else int(self._tcp_between_brokers)
         measured = wanted.controllers + len(SERVICES) * wanted.brokers
         own = 2 + wanted.controllers + inner * wanted.brokers
@@ -212,6 +211,8 @@ class LocalCluster:
             self.start_broker(broker)
         progress("brokers")
         self.bootstrap = ",".join(self._client_addresses)
+        if self._authority is not None:
+            self._authority.write_environment(self.bootstrap)
         self._await("brokers", self._all_serve, deadline, list(self.processes))
         (self.settings.data / "cluster.json").write_text(
             json.dumps(

@@ -18,6 +18,8 @@ from highwater.console.record_text import escaped_lines, escaped_text
 
 # The brokers of `highwater up` with its defaults: any of them will do, and one may be down.
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
+BOOTSTRAP_VARIABLE = "HIGHWATER_BOOTSTRAP"
+"""Names the brokers, where `--bootstrap` does not."""
 
 # A command that finds no broker says so at once: whoever typed it is waiting, a script can try again.
 MAX_BLOCK_MS = 0
@@ -48,7 +50,7 @@ errors = _console(stderr=True)
 Bootstrap = Annotated[
     str,
     typer.Option(
-        envvar="HIGHWATER_BOOTSTRAP", help="host:port of one or more brokers, separated by commas", show_default=True
+        envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers, separated by commas", show_default=True
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON lines instead of a table")]
