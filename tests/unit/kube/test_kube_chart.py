@@ -89,6 +89,21 @@ def test_alerts_ask_for_metrics_that_there_are_and_are_explained() -> None:
         assert set(re.findall(r"highwater_\w+", alert["expr"])) <= known, alert["alert"]
 
 
+def assert_has_its_row(alert: dict[str, Any]) -> None:
+    """The annotation `runbook` names a page and a heading of it, below which the alert's row stands."""
+    name, _, anchor = alert["annotations"]["runbook"].partition("#")
+    _, *parts = re.split(r"^#+ (.+)$", (REPOSITORY / name).read_text(), flags=re.MULTILINE)
+    below = {title.lower().replace(" ", "-"): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
+    assert f"\n| `{alert['alert']}` (" in below[anchor], alert["alert"]
+
+
+def test_alerts_of_the_manifests_point_to_their_rows() -> None:
+    manifest = yaml.safe_load_all((generate().MANIFESTS / "production.yaml").read_text())
+    (rule,) = (found for found in manifest if found and found["kind"] == "PrometheusRule")
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        assert_has_its_row(alert)
+
+
 @with_helm
 @pytest.mark.parametrize(
     ("values", "left_out"),
@@ -114,6 +129,7 @@ def test_alerts_are_promql_about_this_release(values: dict[str, Any], left_out: 
     every = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     assert set(alerts) == {alert["alert"] for alert in every} - left_out
     for alert in alerts.values():
+        assert_has_its_row(alert)
         promql_parser.parse(alert["expr"])
         for selected in re.findall(r"\w+(?=\{)", alert["expr"]):
             assert f'{selected}{{namespace="here"' in alert["expr"], alert["alert"]
