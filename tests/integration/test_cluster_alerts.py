@@ -55,7 +55,7 @@ class Prometheus:
             samples = parse(scrape(address))
         except NotServedError:
             return ()
-        asked = ("_ready", "_partitions", "_total", "_brokers", "_active", "_logs", "_dirs")
+        asked = ("_ready", "_partitions", "_total", "_brokers", "_active", "_logs", "_dirs", "_acls")
         return [each for each in samples if each.name.startswith("highwater_") and each.name.endswith(asked)]
 
     def _add(self, process: str, sample: Sample, value: object) -> None:
