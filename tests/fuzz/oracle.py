@@ -6,20 +6,24 @@
 - a traceback in a log. Lines at ERROR alone are counted: that a partition cannot be hosted is one.
 
 **Pauses.** A service's own metric says how late its loop came round (docs/metrics.md): what a callback held it,
-and also what the machine did. The machine's share is measured twice over the same time, and the larger of both is taken
-off: the delay of the loop of a process that does nothing else (`reference_pause`), and how long the kernel let the
-service's main thread wait for a core though it could run (`/proc/<pid>/schedstat`). Whatever is left is the service's.
+and also what the machine did. The machine's share is measured over the same time, and the larger of both is taken
+off: the delay of the loop of a process that does nothing else (`reference_pause`); and how long the kernel let a thread
+of the service wait for a core though it could run (`/proc/<pid>/task/*/schedstat`; another than the loop's may have had
+the interpreter's lock meanwhile), with how long a core did not run at all, its host having others to run
+(`steal` in `/proc/stat`). Whatever is left is the service's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from highwater.cli.local_cluster import CLUSTER
@@ -51,7 +55,7 @@ class _Watched:
     log: Path
     read: int = 0
     memory_bytes: int = 0
-    waited_s: float = 0.0
+    waited_s: dict[str, float] = field(default_factory=dict)  # by thread
 
 
 class Oracle:
@@ -63,6 +67,7 @@ class Oracle:
         self._watched: dict[str, _Watched] = {}
         self._terms: dict[str, int] = {}
         self._reference: asyncio.subprocess.Process | None = None
+        self._stolen_s: list[float] = []  # of each core
         self.error_lines: Counter[str] = Counter()
         self.longest_s: dict[str, float] = {}
         self.most_memory_bytes: dict[str, int] = {}
@@ -82,6 +87,7 @@ class Oracle:
             watched.memory_bytes, watched.waited_s = _memory_bytes(process.pid), _waited_s(process.pid)
         for address in self._cluster.metrics_addresses.values():
             await asyncio.to_thread(_longest_delay_s, address)  # what the start took is begun anew
+        self._stolen_s = _stolen_s()
         self._terms = await self._read_terms()
         return self
 
@@ -124,11 +130,15 @@ class Oracle:
     async def _paused(self) -> list[str]:
         found = []
         reference_s = await self._reference_s()
+        stolen_s = _stolen_s()
+        most_stolen_s = max(now - before for now, before in zip(stolen_s, self._stolen_s, strict=True))
+        self._stolen_s = stolen_s
         for name, address in self._cluster.metrics_addresses.items():
             watched = self._watched[name]
             delay_s = await asyncio.to_thread(_longest_delay_s, address)
             waited_s = _waited_s(watched.pid)
-            of_machine_s = max(reference_s, waited_s - watched.waited_s)
+            most_waited_s = max(now - watched.waited_s.get(thread, 0.0) for thread, now in waited_s.items())
+            of_machine_s = max(reference_s, most_waited_s + most_stolen_s)
             watched.waited_s = waited_s
             own_s = delay_s - of_machine_s
             self.longest_s[name] = max(self.longest_s.get(name, 0.0), own_s)
@@ -185,6 +195,17 @@ def _memory_bytes(pid: int) -> int:
     return int(line.split()[1]) << 10
 
 
-def _waited_s(pid: int) -> float:
-    """How long its main thread could run and was not let, since it was started."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+def _waited_s(pid: int) -> dict[str, float]:
+    """How long each of its threads could run and was not let, since it was started."""
+    found = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return found
+
+
+def _stolen_s() -> list[float]:
+    """How long each core stood still for others of its host, since it was started."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    lines = Path("/proc/stat").read_text().splitlines()
+    return [int(line.split()[8]) * tick_s for line in lines if re.match(r"cpu\d", line)]
