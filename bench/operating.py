@@ -7,8 +7,8 @@ tls      mutual TLS and ACLs at every port, as `highwater up --secure` has them;
 guarded  ACLs, quotas, metrics and their scrapes, without TLS
 traced   1 % of the requests traced, by a collector that takes everything
 
-Of each the rate of `produce_table` in per cent of the plain cluster's, and what `latency_p50` is more, in ms: medians
-over the rounds.
+Of each the rate of `produce_table` in per cent of the plain cluster's, the time that all its processes and the client's
+take of the processors for it, likewise, and what `latency_p50` is more, in ms: medians over the rounds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
+
+import psutil
 
 from bench.highwater_side import HighwaterSide
 from bench.results import publish, results
@@ -130,17 +133,31 @@ class Case:
                 await admin.alter_configs(ConfigResource.user(), QUOTAS)
 
 
-def measured(side: HighwaterSide, number: int) -> tuple[float, float]:
-    """Records a second of tables, and the p50 of lone records in ms."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    rate: float  # records a second, of tables
+    cpu_s: float  # of all processes, for these
+    p50_ms: float  # of lone records
+
+
+def measured(side: HighwaterSide, number: int) -> Found:
     table, lone = f"table-{number}", f"lone-{number}"
     side.create(table)
+    before_s = _cpu_s(side)
     rate = side.produce_table(table)
+    cpu_s = _cpu_s(side) - before_s
     side.create(lone)
-    return rate, side.latency(lone)[0]
+    return Found(rate, cpu_s, side.latency(lone)[0])
+
+
+def _cpu_s(side: HighwaterSide) -> float:
+    """Of the cluster's processes, etcd's too, and of this one."""
+    pids = [process.pid for process in side.cluster.processes.values() if process.pid is not None]
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in (*pids, os.getpid()))
 
 
 def run(name: str, rounds: int) -> dict[str, float]:
-    ratios, more = [], []
+    ratios, cpu, more = [], [], []
     with tempfile.TemporaryDirectory(prefix="highwater-bench-") as data, collector() as url:
         plain_settings = LocalClusterSettings(
             Path(data) / "plain", port=0, metrics_port=None, tcp_between_brokers=name == "tls"
@@ -154,19 +171,24 @@ def run(name: str, rounds: int) -> dict[str, float]:
                 case.side.run(case.prepare())
             with scraped(case.side.cluster) if name == "guarded" else contextlib.nullcontext():
                 for number in range(rounds):
-                    found: dict[str, tuple[float, float]] = {}
+                    found: dict[str, Found] = {}
                     for which in ("plain", name) if number % 2 == 0 else (name, "plain"):
                         print(f"{name}: {which} …", file=sys.stderr, flush=True)
                         with contextlib.nullcontext() if which == "plain" else case.clients():
                             found[which] = measured(plain if which == "plain" else case.side, number)
-                    ratios.append(100 * found[name][0] / found["plain"][0])
-                    more.append(found[name][1] - found["plain"][1])
+                    ratios.append(100 * found[name].rate / found["plain"].rate)
+                    cpu.append(100 * found[name].cpu_s / found["plain"].cpu_s)
+                    more.append(found[name].p50_ms - found["plain"].p50_ms)
         finally:
             case.side.stop()
             plain.stop()
-    pairs = f"{[round(each, 1) for each in ratios]} %, {[round(each, 2) for each in more]} ms more"
-    print(f"{name}, of each pair: {pairs}", file=sys.stderr)
-    return {f"{name}_produce_table": statistics.median(ratios), f"{name}_latency_p50": statistics.median(more)}
+    rates, costs, longer = ([round(each, 2) for each in found] for found in (ratios, cpu, more))
+    print(f"{name}, of each pair: {rates} % of the rate, {costs} % of the CPU, {longer} ms more", file=sys.stderr)
+    return {
+        f"{name}_produce_table": statistics.median(ratios),
+        f"{name}_cpu": statistics.median(cpu),
+        f"{name}_latency_p50": statistics.median(more),
+    }
 
 
 CASES = ("tls", "guarded", "traced")

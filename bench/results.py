@@ -103,10 +103,13 @@ AIMS = {
     "scale_longest_callback_cpu": Aim("ms", None, False),
     # bench.operating: in per cent of a plain cluster's, and more than that.
     "tls_produce_table": Aim("% of plain", 85, True),
+    "tls_cpu": Aim("% of plain", 118, False),
     "tls_latency_p50": Aim("ms more", 1, False),
     "guarded_produce_table": Aim("% of plain", 97, True),
+    "guarded_cpu": Aim("% of plain", 103, False),
     "guarded_latency_p50": Aim("ms more", None, False),
     "traced_produce_table": Aim("% of plain", 98, True),
+    "traced_cpu": Aim("% of plain", 102, False),
     "traced_latency_p50": Aim("ms more", None, False),
     # tests/k8s: until all is ready; the longest time that any partition goes without an acknowledgement when a broker
     # dies; from its death until it is back in its ISRs; controllers, etcd and brokers restarted; the image's files.
