@@ -137,7 +137,8 @@ async def test_the_most_special_quota_counts(deployed: Deployment) -> None:
         try:
             await asyncio.gather(one.slower_than(8 * RATE), another.slower_than(4 * RATE))
             rates = await asyncio.gather(one.rate(4), another.rate(4))
-            assert [round(rate / RATE) for rate in rates] == [4, 2], rates
+            # After a stall half a second's may be taken at once: an eighth more, in 4 s.
+            assert [rate / RATE for rate in rates] == pytest.approx([4, 2], rel=0.2)
         finally:
             await one.stop()
             await another.stop()
