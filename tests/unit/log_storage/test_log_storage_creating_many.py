@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from log_storage_client import key, running
+from log_storage_client import counted_turns, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
@@ -15,6 +17,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_manager import log_creation
 from highwater.log_storage.log_manager.log_creation import WantedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.server import loop_turn
 from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
@@ -129,6 +132,30 @@ async def test_as_the_service_answers_it(tmp_path: Path) -> None:
         assert [result.error.code for result in answer.results] == [0, 0, 0, ErrorCode.INVALID_TOPIC]
         again = await storage.stub.CreateLogs(log_storage_pb2.CreateLogsRequest(logs=asked[:3]))
         assert [(result.created, result.error.code) for result in again.results] == [(False, 0)] * 3
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
+async def test_thousands_in_one_call_let_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Before they are made, or take their configuration, and as they are answered."""
+    monkeypatch.setattr(loop_turn, "TURN_S", 0.0)
+    async with running(tmp_path) as storage:
+        lifecycle = storage.service._servicer.lifecycle
+        many = [log_storage_pb2.CreateLogRequest(topic="t", partition=key(number)) for number in range(50)]
+        request = log_storage_pb2.CreateLogsRequest(logs=many)
+        if there:
+            await lifecycle.CreateLogs(request, None)
+        with monkeypatch.context() as patched:
+            patched.setattr(storage.service._servicer.access, "in_thread", _at_once)
+            with counted_turns() as turns:
+                response = await lifecycle.CreateLogs(request, None)
+        assert [each.created for each in response.results] == [not there] * 50
+        assert turns.count >= (140 if there else 95)
+
+
+async def _at_once(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
 
 
 def test_a_name_that_no_file_can_have_is_refused_by_itself(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ dropped."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from faulty_disk import READS, FaultyDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_storage_batches import batch
+from log_storage_client import counted_turns
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
@@ -111,20 +111,11 @@ async def test_sound_logs_are_not_counted_one_by_one_and_others_have_their_turn(
         world.manager.create("t", PartitionKey(bytes(16), number), {})
     counts: list[int] = []
     monkeypatch.setattr(world.manager.logs, "count_offline", lambda: counts.append(1))
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    beside = asyncio.create_task(others())
-    await world.scrubber.scrub_all()
-    beside.cancel()
+    with counted_turns() as turns:
+        await world.scrubber.scrub_all()
     assert all(hosted.scrubbed_ms for hosted in world.manager.logs)
     assert counts == []
-    assert turns >= 19
+    assert turns.count >= 19
 
 
 async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from log_storage_client import key, running
+from log_storage_client import counted_turns, key, running
 
 from highwater.log_storage import service as service_module
 from highwater.log_storage.config import LogConfig
@@ -98,18 +98,9 @@ async def test_a_walk_over_thousands_of_logs_lets_others_have_their_turn(
     async with running(tmp_path) as storage:
         for partition in range(20):
             await storage.create(key(partition))
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        beside = asyncio.create_task(others())
-        await storage.service._servicer.flushes.retain()
-        beside.cancel()
-        assert turns >= 15
+        with counted_turns() as turns:
+            await storage.service._servicer.flushes.retain()
+        assert turns.count >= 15
 
 
 @pytest.mark.parametrize("task", ["flushes", "housekeeping", "retention"])

@@ -48,7 +48,11 @@ class LogLifecycle:
             with contextlib.suppress(LogError, OSError):
                 await self._config.given(request.broker_config)
         response = log_storage_pb2.CreateLogsResponse(incarnation=self._incarnation)
-        for made in await self._create(request.logs):
+        outcomes = await self._create(request.logs)
+        turn = LoopTurn()
+        for made in outcomes:
+            if turn.over():
+                await turn.give_way()
             result = response.results.add()
             if isinstance(made, LogError):
                 refuse(result, made)
@@ -58,29 +62,31 @@ class LogLifecycle:
 
     async def _create(self, asked: Sequence[log_storage_pb2.CreateLogRequest]) -> list[bool | LogError]:
         """Tells of each whether it was made, or its error. One that was there takes the configuration when nobody has
-        it alone."""
+        it alone. There may be thousands: the event loop gets its turns between them."""
         logs = self._manager.logs
-        keys = [from_key(each.partition) for each in asked]
         made: list[bool | LogError] = [False] * len(asked)
+        wanted: dict[int, WantedLog] = {}
+        turn = LoopTurn()
         async with self._access.lifecycle_lock:
-            missing = [index for index, key in enumerate(keys) if logs.find(key) is None]
-            if missing:
-                wanted = [
-                    WantedLog(
-                        asked[index].topic,
-                        keys[index],
-                        dict(asked[index].config),
-                        asked[index].newer_than_incarnation == self._incarnation,
-                    )
-                    for index in missing
-                ]
-                outcomes = await self._access.in_thread(self._manager.create_all, wanted)
-                for index, outcome in zip(missing, outcomes, strict=True):
+            for index, each in enumerate(asked):
+                if turn.over():
+                    await turn.give_way()
+                key = from_key(each.partition)
+                if logs.find(key) is None:
+                    newer = each.newer_than_incarnation == self._incarnation
+                    wanted[index] = WantedLog(each.topic, key, dict(each.config), newer)
+            if wanted:
+                outcomes = await self._access.in_thread(self._manager.create_all, list(wanted.values()))
+                for index, outcome in zip(wanted, outcomes, strict=True):
                     made[index] = outcome
-        for index in set(range(len(asked))).difference(missing):
+        for index, each in enumerate(asked):
+            if index in wanted:
+                continue
+            if turn.over():
+                await turn.give_way()
             try:
-                hosted = await self._access.idle(asked[index].partition)
-                hosted.configure(logs.config, dict(asked[index].config))
+                hosted = await self._access.idle(each.partition)
+                hosted.configure(logs.config, dict(each.config))
                 logs.due.touch(hosted)
             except LogError as error:
                 made[index] = error
