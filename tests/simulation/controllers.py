@@ -17,7 +17,7 @@ from highwater.controller.state_machines.actions import (
 )
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
-from highwater.controller.state_machines.pieces import Pieces
+from highwater.controller.state_machines.pieces import in_turns
 from highwater.controller.term.broker_liveness import FastPath
 from highwater.metadata.schema.cluster_view import ClusterSnapshot
 from highwater.metadata.schema.models import (
@@ -208,7 +208,7 @@ class ActiveController:
 
     async def _load(self, snapshot: ClusterSnapshot) -> None:
         self._configs = dict(snapshot.topic_configs)
-        actions = await self._in_turns(self.cluster.loading(snapshot, self.owner.now_ms))
+        actions = await in_turns(self.cluster.loading(snapshot, self.owner.now_ms), self._give_way)
         if not self.ended.is_done:
             self._follow_brokers()
             self.perform(actions)
@@ -233,19 +233,13 @@ class ActiveController:
             pieces = self.cluster.losing_broker(event.key[1], event.revision)
         else:
             pieces = self.cluster.seeing_broker(LiveBroker(entry.value, entry.create_revision, entry.mod_revision))
-        actions = await self._in_turns(pieces)
+        actions = await in_turns(pieces, self._give_way)
         if not self.ended.is_done:
             self._follow_brokers()
             self.perform(actions)
 
-    async def _in_turns(self, pieces: Pieces) -> list[Action]:
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                actions: list[Action] = end.value
-                return actions
-            await self.owner.sleep(int(self._random() * PIECE_PAUSE_MS))
+    async def _give_way(self) -> None:
+        await self.owner.sleep(int(self._random() * PIECE_PAUSE_MS))
 
     def _decide(self, event: Event) -> Sequence[Action]:
         cluster, key, entry = self.cluster, event.key, event.entry

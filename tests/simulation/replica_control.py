@@ -316,18 +316,8 @@ class Control:
     def on_stop_replica(self, reply: Reply, controller_epoch: int, broker_epoch: int, stops: Sequence[Any]) -> None:
         self._take(lambda: self._stop_replica(reply, controller_epoch, broker_epoch, stops))
 
-    def on_update_metadata(
-        self,
-        reply: Reply,
-        controller_epoch: int,
-        sequence: int,
-        brokers: Sequence[Any],
-        topics: Sequence[CachedTopic],
-        full: bool,
-        deleted: Sequence[Any],
-    ) -> None:
-        request = (controller_epoch, sequence, brokers, topics, full, deleted)
-        self.owner.spawn(self._update_metadata(reply, *request))
+    def on_update_metadata(self, *request: Any) -> None:
+        self.owner.spawn(self._update_metadata(*request))
 
     async def _update_metadata(
         self,

@@ -6,7 +6,7 @@ event of etcd, nor another such decision. The actions are carried out at the end
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 
 from highwater.controller.state_machines.actions import Action
 
@@ -18,9 +18,23 @@ Pieces = Generator[None, None, list[Action]]
 
 def whole(pieces: Pieces) -> list[Action]:
     """Decides it in one go."""
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            actions: list[Action] = end.value
-            return actions
+    while (actions := _next(pieces)) is None:
+        pass
+    return actions
+
+
+async def in_turns(pieces: Pieces, others: Callable[[], Awaitable[object]]) -> list[Action]:
+    """Decides it with `others` between two pieces."""
+    while (actions := _next(pieces)) is None:
+        await others()
+    return actions
+
+
+def _next(pieces: Pieces) -> list[Action] | None:
+    """One more piece; the actions, once there is none."""
+    try:
+        next(pieces)
+    except StopIteration as end:
+        actions: list[Action] = end.value
+        return actions
+    return None

@@ -23,7 +23,7 @@ from highwater.controller.state_machines.actions import (
 )
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
-from highwater.controller.state_machines.pieces import AT_ONCE, Pieces
+from highwater.controller.state_machines.pieces import AT_ONCE, in_turns
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.broker_liveness import BrokerProbe, FastPath
 from highwater.controller.term.election_metrics import ElectionMetrics
@@ -220,7 +220,7 @@ class ActiveController:
             self.depose("the controller key is gone or another's")  # it may have changed while the watch was lost
             return
         self._configs = dict(snapshot.topic_configs)
-        actions = await _in_turns(self.cluster.loading(snapshot, self._clock_ms()))
+        actions = await in_turns(self.cluster.loading(snapshot, self._clock_ms()), _give_way)
         for notification in snapshot.isr_notifications:
             self._notifications.add(notification, self._clock_ms())
         self._follow_brokers()
@@ -272,7 +272,7 @@ class ActiveController:
         else:
             pieces = self.cluster.seeing_broker(broker)
         _log.info("broker %s", pairs(id=change.broker_id, epoch=broker.broker_epoch if broker else "gone"))
-        actions = await _in_turns(pieces)
+        actions = await in_turns(pieces, _give_way)
         self._follow_brokers()
         self.perform(actions)
 
@@ -432,15 +432,8 @@ class ActiveController:
                 self._notifications.add(notification, now_ms)
 
 
-async def _in_turns(pieces: Pieces) -> list[Action]:
-    """The decision, of which each piece is a turn of the event loop."""
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            actions: list[Action] = end.value
-            return actions
-        await asyncio.sleep(0)
+async def _give_way() -> None:
+    await asyncio.sleep(0)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> str:
