@@ -26,12 +26,12 @@ from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.append_socket import AppendSocket
 from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
-from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.connections.tls import server_credentials
 from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.rpc.server import PEERS, RpcServer
 from highwater.security.call_shares import peers_shares
 from highwater.supervision import TaskSupervisor

@@ -17,8 +17,8 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_manager import log_creation
 from highwater.log_storage.log_manager.log_creation import WantedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.server import loop_turn
 from highwater.model.partition import PartitionKey
+from highwater.rpc.process import loop_turn
 from highwater.v1 import log_storage_pb2
 
 

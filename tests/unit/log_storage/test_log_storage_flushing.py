@@ -12,7 +12,7 @@ import pytest
 from log_storage_batches import batch
 from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, Code, appending, key, running
 
-from highwater.log_storage.server.loop_turn import LoopTurn
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.v1 import log_storage_pb2
 
 pytestmark = pytest.mark.usefixtures("each_transport")

@@ -14,8 +14,8 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.segment.damage import KnownDamage
-from highwater.log_storage.server import loop_turn
 from highwater.model.partition import PartitionKey
+from highwater.rpc.process import loop_turn
 from highwater.supervision import TaskSupervisor
 
 TASKS = ["high-watermarks", "recovery-points", "flushes", "retention", "housekeeping", "directories", "moves"]

@@ -19,7 +19,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.server.append_and_read import FOLLOWED_AT_ONCE
 from highwater.log_storage.server.fences import MAX_PARTITIONS
-from highwater.log_storage.server.loop_turn import TURN_S, LoopTurn
+from highwater.rpc.process.loop_turn import TURN_S, LoopTurn
 from highwater.v1 import log_storage_pb2
 
 STEP_S = TURN_S / 2

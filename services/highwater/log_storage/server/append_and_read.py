@@ -23,10 +23,10 @@ from highwater.log_storage.server.append_spans import AppendSpans
 from highwater.log_storage.server.conversions import Answering, fill_log, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
 from highwater.log_storage.server.log_access import LogAccess
-from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.fence_role import Role
 from highwater.records import HEADER_BYTES, split_batches
 from highwater.rpc.partition_keys import from_key
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.tracing import Tracer

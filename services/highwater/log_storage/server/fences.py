@@ -15,11 +15,11 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import fill_log, refuse
 from highwater.log_storage.server.log_access import LogAccess
-from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.log_storage.thread_work import to_its_end
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.partition_keys import from_key
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.telemetry.log import get_logger
 from highwater.v1 import log_storage_pb2
 

@@ -15,10 +15,10 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.fences import admit
 from highwater.log_storage.server.log_access import LogAccess, for_each_dir, for_each_log
-from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.fence_role import Role
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.summed_log import SummedLog

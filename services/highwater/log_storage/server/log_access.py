@@ -18,10 +18,10 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.segment_examiner import Inquest
-from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.log_storage.server.shared_write import SharedWrite
 from highwater.log_storage.thread_work import to_its_end
 from highwater.rpc.partition_keys import from_key
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics

@@ -13,10 +13,10 @@ from highwater.log_storage.log_manager.log_creation import WantedLog
 from highwater.log_storage.server.broker_config import BrokerConfig
 from highwater.log_storage.server.conversions import Answering, describe, recovery_proto, refuse
 from highwater.log_storage.server.log_access import LogAccess
-from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.v1 import log_storage_pb2
 
 
