@@ -21,6 +21,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.recovery.recovery import Checkpointed
+from highwater.model.leader_epochs import NO_EPOCH
 from highwater.records import Codec, Record, decode, encode_lists, encode_rows, iter_batches
 
 CONFIG = LogConfig(
@@ -228,7 +229,11 @@ class CleanerMachine(RuleBasedStateMachine):
         self.log = make_log(self.directory, CONFIG, known)
         # After a truncation into a gap the log ends where its last batch does.
         assert max(last, log.log_start_offset) == self.log.log_end_offset
-        assert self.log.last_epoch == log.last_epoch
+        epochs = {log.last_epoch}
+        if not clean and log.last_epoch == NO_EPOCH:
+            # Cut below what was its start it had let go of the epochs before it, of which the file still tells.
+            epochs.add(max(self.epoch_starts, default=NO_EPOCH))
+        assert self.log.last_epoch in epochs
         # A producer's last sequence outlives its records.
         assert {who: (state.epoch, state.batches[-1]) for who, state in self.log.producers.items()} == {
             who: (state.epoch, state.batches[-1]) for who, state in producers.items()
