@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
-from highwater.rpc.request_limits import LIMITS
+from highwater.rpc.requests.request_limits import LIMITS
 
 from . import batches
 from .left_alone import TRUSTING, tame

@@ -18,6 +18,7 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from highwater.rpc.handlers import behaviour_of, with_behaviour
+from highwater.rpc.requests.unread_requests import UnreadableRequestError, guarded
 from highwater.rpc.server import PEERS
 from highwater.security.caller import UNIX, caller_of, current_caller
 
@@ -102,7 +103,8 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
 
     def _counted(self, handler: Any, method: str) -> Any:
         """The handler, whose calls count. To gRPC all of them take a stream: it would read the one message of a unary
-        call before anybody hears of the call, and whoever never ends that message would hold what nobody counts."""
+        call before anybody hears of the call, and whoever never ends that message would hold what nobody counts.
+        A message that would cost too much to read ends its call."""
         one = not handler.request_streaming
         kept = self._kept_from(method)
         # Who calls by the controller's host, and shows nothing, does not use up what the controller may have open.
@@ -119,6 +121,8 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
                         del request  # a large one is its behaviour's to hold
                         async for response in responses:
                             yield response
+                except UnreadableRequestError as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 finally:
                     self.calls.end(counted_as)
 
@@ -129,11 +133,14 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the s
                 counted_as = await self._begin(context, kept, role)
                 try:
                     return await behaviour(await _only(context) if one else requests, context)
+                except UnreadableRequestError as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 finally:
                     self.calls.end(counted_as)
 
             counted = answer
-        return with_behaviour(handler, counted, takes_stream=True)
+        deserializer = guarded(handler.request_deserializer)
+        return with_behaviour(handler, counted, takes_stream=True, deserializer=deserializer)
 
     async def _begin(self, context: Context, kept: int, role: str) -> str:
         """Returns the name under which the call is counted."""

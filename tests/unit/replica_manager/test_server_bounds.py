@@ -27,7 +27,7 @@ from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
-from highwater.rpc.request_limits import (
+from highwater.rpc.requests.request_limits import (
     MAX_FETCH_PARTITIONS,
     MAX_METADATA_TOPICS,
     MAX_PARTITIONS,

@@ -9,9 +9,9 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from highwater.rpc import request_limits
-from highwater.rpc.request_limits import LIMITS, MAX_PARTITIONS, MAX_TOPICS, too_large
-from highwater.v1 import broker_pb2, common_pb2, controller_pb2, group_pb2
+from highwater.rpc.requests import request_limits
+from highwater.rpc.requests.request_limits import LIMITS, MAX_PARTITIONS, too_large
+from highwater.v1 import broker_pb2, controller_pb2, group_pb2
 
 PROTO = Path(__file__).parents[3] / "proto" / "highwater" / "v1"
 CASES = [(kind, field, most) for kind, fields in LIMITS.items() for field, most in fields.items()]
@@ -79,16 +79,3 @@ def test_the_partitions_of_all_topics_together() -> None:
     assert too_large(controller_pb2.CreateTopicsRequest(topics=[alone])) == ""
     grown = [controller_pb2.NewPartitions(topic=name, total=MAX_PARTITIONS) for name in "ab"]
     assert "20000 partitions" in too_large(controller_pb2.CreatePartitionsRequest(topics=grown))
-
-
-def test_the_bytes_of_a_request_to_a_controller() -> None:
-    request = controller_pb2.DeleteTopicsRequest(topics=["x" * (5 << 20)])
-    assert "4194304 are the most" in too_large(request)
-    # The largest that its fields allow, in ordinary names, is far below.
-    names = [f"{'x' * 245}{number:04d}" for number in range(MAX_TOPICS)]
-    assert too_large(controller_pb2.DeleteTopicsRequest(topics=names)) == ""
-    everywhere = [common_pb2.TopicPartition(topic=name, partition=1) for name in names for _ in range(10)]
-    assert too_large(controller_pb2.ElectLeadersRequest(partitions=everywhere)) == ""
-    # Records are the broker's own to bound.
-    records = [broker_pb2.ProducePartition(records=b"x" * (5 << 20))]
-    assert too_large(broker_pb2.ProduceRequest(partitions=records)) == ""

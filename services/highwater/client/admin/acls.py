@@ -8,7 +8,7 @@ from typing import Any
 from highwater.client.exceptions import InvalidRequestError, error_for
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
-from highwater.rpc.request_limits import MAX_ACLS_AT_ONCE
+from highwater.rpc.requests.request_limits import MAX_ACLS_AT_ONCE
 from highwater.security.acl_messages import from_acl, from_filter, to_acl
 from highwater.security.acls import Acl, AclFilter, problem_with
 from highwater.v1 import controller_pb2

@@ -12,7 +12,7 @@ from highwater.client.exceptions import HighwaterError, LeaderNotAvailableError,
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
-from highwater.rpc.request_limits import MAX_LOOKED_UP
+from highwater.rpc.requests.request_limits import MAX_LOOKED_UP
 from highwater.v1 import broker_pb2, common_pb2
 
 _CONSUMER = -1

@@ -24,7 +24,7 @@ from highwater.model.named_places import NamedPlaces
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import error_names, from_proto
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.request_limits import MAX_WHOLE_FETCH
+from highwater.rpc.requests.request_limits import MAX_WHOLE_FETCH
 from highwater.telemetry.application_span import Parent, no_span
 from highwater.telemetry.tracing import Span, Tracer
 from highwater.v1 import broker_pb2

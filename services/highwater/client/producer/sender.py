@@ -35,7 +35,7 @@ from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
-from highwater.rpc.request_limits import MAX_PRODUCED
+from highwater.rpc.requests.request_limits import MAX_PRODUCED
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import broker_pb2, common_pb2

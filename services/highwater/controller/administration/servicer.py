@@ -20,7 +20,7 @@ from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import to_key
-from highwater.rpc.request_limits import limited
+from highwater.rpc.requests.request_limits import limited
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 DEFAULT_TIMEOUT_MS = 30_000

@@ -54,7 +54,7 @@ from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.request_limits import limited, too_large
+from highwater.rpc.requests.request_limits import limited, too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
 from highwater.security.caller import caller_with_part

@@ -17,7 +17,7 @@ from highwater.replica_manager.membership.active_controller import ActiveControl
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.replica_manager.server.refused import Divided, Refusal, cluster_error, may_not, name_refusal
 from highwater.rpc.errors import from_proto, to_proto
-from highwater.rpc.request_limits import too_large
+from highwater.rpc.requests.request_limits import too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
 from highwater.security.call_shares import OpenCalls, part_of_one

@@ -27,7 +27,7 @@ from highwater.rpc.embedding import Piece, embed, size_of
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.request_limits import MAX_WHOLE_FETCH, too_large
+from highwater.rpc.requests.request_limits import MAX_WHOLE_FETCH, too_large
 from highwater.security.access import Access
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
 from highwater.telemetry.tracing import Span, Tracer, under_way

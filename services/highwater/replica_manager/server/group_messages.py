@@ -13,7 +13,7 @@ from highwater.groups.topics import TopicImage
 from highwater.groups.validity import MOST_TOPICS
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.errors import to_proto
-from highwater.rpc.request_limits import MAX_GROUPS, too_large
+from highwater.rpc.requests.request_limits import MAX_GROUPS, too_large
 from highwater.v1 import common_pb2, group_pb2
 
 MOST_OWNED = 50_000  # partitions of one member

@@ -17,7 +17,7 @@ from highwater.replica_manager.server.refused import Divided, may_not, name_refu
 from highwater.replica_manager.server.refused import Refusal as Refused
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
-from highwater.rpc.request_limits import limited
+from highwater.rpc.requests.request_limits import limited
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
 from highwater.telemetry.log import get_logger

@@ -13,7 +13,7 @@ from highwater.replica_manager.requests.produce import ProduceHandler, ProducePa
 from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.request_limits import too_large
+from highwater.rpc.requests.request_limits import too_large
 from highwater.security.access import Access
 from highwater.security.acls import Operation
 from highwater.v1 import broker_pb2

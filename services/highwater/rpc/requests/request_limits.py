@@ -35,8 +35,6 @@ MAX_PAYLOADS = 16
 MAX_GROUPS = 1_000
 MAX_GROUP_STATES = 16
 MAX_OFFSETS = 5_000
-MAX_ADMINISTRATION_BYTES = 4 << 20
-"""Of a request to a controller, whatever is in it."""
 
 LIMITS: Mapping[type[Message], Mapping[str, int]] = {
     broker_pb2.ProduceRequest: {"partitions": MAX_PRODUCED},
@@ -72,18 +70,11 @@ LIMITS: Mapping[type[Message], Mapping[str, int]] = {
     group_pb2.AlterOffsetsRequest: {"offsets": MAX_OFFSETS},
 }
 
-_OF_CONTROLLER = frozenset(
-    value for value in vars(controller_pb2).values() if isinstance(value, type) and issubclass(value, Message)
-)
-
 
 def too_large(request: Message) -> str:
     """The sentence that refuses a request which names too much; empty: it does not."""
-    refusal = _too_many(request)
-    if refusal or type(request) not in _OF_CONTROLLER:
+    if refusal := _too_many(request):
         return refusal
-    if (size := request.ByteSize()) > MAX_ADMINISTRATION_BYTES:
-        return f"a request of {size} bytes: {MAX_ADMINISTRATION_BYTES} are the most, send several"
     if isinstance(request, controller_pb2.CreateTopicsRequest | controller_pb2.CreatePartitionsRequest):
         return next((refusal for each in request.topics if (refusal := _too_many(each))), "") or _too_many_partitions(
             request
