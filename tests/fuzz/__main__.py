@@ -3,8 +3,9 @@
     python -m tests.fuzz --seconds 600 --seed 7
     python -m tests.fuzz --replay build/fuzz/7-1.json
 
-A seed fixes the calls and their order, not how they fall together. Exit status 1: something was wrong; what, and the
-calls around it, is in a file under build/fuzz/, with the logs of the processes beside it.
+It begins with the largest request of each RPC (not with `--first`), and goes on with what is drawn. A seed fixes
+the calls and their order, not how they fall together. Exit status 1: something was wrong; what, and the calls around
+it, is in a file under build/fuzz/, with the logs of the processes beside it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import os
 import shutil
 import sys
 import tempfile
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from time import monotonic
 
-from .calls import Finding
+from .calls import Finding, largest
 from .cluster import fuzzed_cluster
 from .decoders import read_for
 from .readers import decoders
@@ -36,6 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3)))
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument(
+        "--first", type=int, help="the number of the first call; what was asked of a seed later, sooner"
+    )
     parser.add_argument("--replay", type=Path, help="a finding's file")
     arguments = parser.parse_args()
     finding = Finding.from_json(arguments.replay.read_text()) if arguments.replay else None
@@ -58,7 +62,9 @@ def main() -> int:
         with fuzzed_cluster(data) as cluster:
             if finding is None:
                 seconds = arguments.seconds * (1 - READING)
-                outcome = asyncio.run(fuzz(cluster, seed, drawn(seed), seconds, reported))
+                first = arguments.first
+                calls = drawn(seed, first) if first is not None else chain(largest(seed), drawn(seed))
+                outcome = asyncio.run(fuzz(cluster, seed, calls, seconds, reported))
             else:
                 print(f"{len(finding.calls)} calls that were sent when {finding.problem}", flush=True)
                 outcome = asyncio.run(replay(cluster, finding))

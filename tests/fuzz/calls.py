@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
@@ -26,6 +27,8 @@ by hand over HTTP/2, its connection ends within the last message."""
 _REPEATED = (257, 1_001, 10_001, 100_001)
 _REPEATED_BY_PEERS = _REPEATED[:3]  # what peers ask for has no limit but what a broker hosts
 _MOST_BYTES = 8 << 20
+_MOST_BY_PEERS = 10_000
+_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,28 @@ def draw(seed: int, number: int) -> Call:
     first_is_right = random.random() < 0.5
     sent = [_draw_message(random, rpc, right=first_is_right and index == 0) for index in range(count)]
     return Call(server, rpc.path, tuple(sent), ending)
+
+
+def largest(seed: int) -> Iterator[Call]:
+    """Of every RPC, at each of its servers, and each list that it has: as many elements as may be."""
+    for server, rpc in targets():
+        message = rpc.new_request()
+        for name in message.DESCRIPTOR.fields_by_name:
+            if not is_list(getattr(message, name)):
+                continue
+            random = Random(f"{seed}:{server}:{rpc.path}:{name}")
+            filled = next((each for _ in range(_TRIES) if len(getattr(each := _right(random, rpc), name))), None)
+            if filled is None:
+                continue
+            most = LIMITS.get(type(message), {}).get(name, _MOST_BY_PEERS)
+            repeat = (name, most - len(getattr(filled, name)))
+            yield Call(server, rpc.path, (Sent(filled.SerializeToString(), repeat),))
+
+
+def _right(random: Random, rpc: Rpc) -> Message:
+    message = rpc.new_request()
+    MessageGenerator(random, 0).fill(message)
+    return message
 
 
 def _draw_message(random: Random, rpc: Rpc, *, right: bool) -> Sent:
