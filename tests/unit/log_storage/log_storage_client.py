@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,6 @@ Code = ErrorCode
 
 DEADLINE_S = 20
 appends_over = GRPC  # or the append socket (`each_transport` in conftest.py)
-
-
-class Turns:
-    """How often others had the event loop so far."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    async def take(self) -> None:
-        while True:
-            await asyncio.sleep(0)
-            self.count += 1
-
-
-@contextmanager
-def counted_turns() -> Iterator[Turns]:
-    """Of others, beside what the body awaits."""
-    turns = Turns()
-    beside = asyncio.create_task(turns.take())
-    try:
-        yield turns
-    finally:
-        beside.cancel()
 
 
 class Storage:

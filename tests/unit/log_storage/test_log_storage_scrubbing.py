@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted_turns import counted_turns
 from faulty_disk import READS, FaultyDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_storage_batches import batch
-from log_storage_client import counted_turns
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig

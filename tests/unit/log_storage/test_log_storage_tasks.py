@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from log_storage_client import counted_turns, key, running
+from counted_turns import counted_turns
+from log_storage_client import key, running
 
 from highwater.log_storage import service as service_module
 from highwater.log_storage.config import LogConfig

@@ -18,7 +18,7 @@ from highwater.log_storage.server.log_access import LogAccess, for_each_dir, for
 from highwater.model.fence_role import Role
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.process.loop_turn import LoopTurn
+from highwater.rpc.process.loop_turn import LoopTurn, by_turns
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.summed_log import SummedLog
@@ -43,14 +43,9 @@ class FlushAndCheckpoint:
         response = log_storage_pb2.FlushResponse(incarnation=self._incarnation)
         if request.incarnation not in ("", self._incarnation):
             return response
-        keys = [from_key(partition) for partition in request.partitions] or [
-            hosted.key for hosted in self._manager.logs
-        ]
+        asked = map(from_key, request.partitions)
         failed: set[LogDir] = set()
-        turn = LoopTurn()
-        for key in keys:
-            if turn.over():
-                await turn.give_way()
+        async for key in by_turns(asked if request.partitions else [hosted.key for hosted in self._manager.logs]):
             hosted = self._manager.logs.find(key)
             try:
                 await self.flush(self._manager.logs.get(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from highwater.log_storage.server.log_access import LogAccess
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.rpc.process.loop_turn import LoopTurn
-from highwater.v1 import log_storage_pb2
+from highwater.rpc.process.loop_turn import by_turns
+from highwater.v1 import common_pb2, log_storage_pb2
 
 
 class LogLifecycle:
@@ -49,10 +50,7 @@ class LogLifecycle:
                 await self._config.given(request.broker_config)
         response = log_storage_pb2.CreateLogsResponse(incarnation=self._incarnation)
         outcomes = await self._create(request.logs)
-        turn = LoopTurn()
-        for made in outcomes:
-            if turn.over():
-                await turn.give_way()
+        async for made in by_turns(outcomes):
             result = response.results.add()
             if isinstance(made, LogError):
                 refuse(result, made)
@@ -66,11 +64,8 @@ class LogLifecycle:
         logs = self._manager.logs
         made: list[bool | LogError] = [False] * len(asked)
         wanted: dict[int, WantedLog] = {}
-        turn = LoopTurn()
         async with self._access.lifecycle_lock:
-            for index, each in enumerate(asked):
-                if turn.over():
-                    await turn.give_way()
+            async for index, each in by_turns(enumerate(asked)):
                 key = from_key(each.partition)
                 if logs.find(key) is None:
                     newer = each.newer_than_incarnation == self._incarnation
@@ -79,11 +74,9 @@ class LogLifecycle:
                 outcomes = await self._access.in_thread(self._manager.create_all, list(wanted.values()))
                 for index, outcome in zip(wanted, outcomes, strict=True):
                     made[index] = outcome
-        for index, each in enumerate(asked):
+        async for index, each in by_turns(enumerate(asked)):
             if index in wanted:
                 continue
-            if turn.over():
-                await turn.give_way()
             try:
                 hosted = await self._access.idle(each.partition)
                 hosted.configure(logs.config, dict(each.config))
@@ -118,22 +111,17 @@ class LogLifecycle:
         self, request: log_storage_pb2.DescribeLogsRequest, context: Any
     ) -> log_storage_pb2.DescribeLogsResponse:
         response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation, opening=not self._manager.loaded)
-        asked = [from_key(partition) for partition in request.partitions]
-        turn = LoopTurn()
-        for hosted in list(self._manager.logs) if not asked else [self._manager.logs.find(key) for key in asked]:
-            if turn.over():
-                await turn.give_way()
-            if hosted is not None:
+        if request.partitions:
+            await self._describe_asked(request.partitions, response)
+        else:
+            async for hosted in by_turns(self._manager.logs):
                 describe(hosted, response.logs.add(partition=to_key(hosted.key)))
-        for key in asked:
-            if self._manager.logs.find(key) is None:
-                missing = response.logs.add(partition=to_key(key), fenced_epoch=-1)
-                missing.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}"))
+        logs_in = Counter(hosted.log_dir for hosted in self._manager.logs)
         for log_dir in self._manager.logs.log_dirs:
             described = response.log_dirs.add(
                 path=str(log_dir.path), tail_lost=log_dir.tail_lost, cluster_id=log_dir.cluster_id
             )
-            described.logs = sum(1 for _ in self._manager.logs.in_directory(log_dir))
+            described.logs = logs_in[log_dir]
             described.full = log_dir.disk.full
             described.doubted = bool(log_dir.disk.doubt)
             progress = log_dir.recovery
@@ -149,6 +137,21 @@ class LogLifecycle:
             except OSError as error:
                 described.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
         return response
+
+    async def _describe_asked(
+        self, partitions: Sequence[common_pb2.PartitionKey], response: log_storage_pb2.DescribeLogsResponse
+    ) -> None:
+        """Those that there are, then the others; each as it is in its turn."""
+        missing = []
+        async for key in by_turns(map(from_key, partitions)):
+            hosted = self._manager.logs.find(key)
+            if hosted is None:
+                missing.append(key)
+            else:
+                describe(hosted, response.logs.add(partition=to_key(key)))
+        async for key in by_turns(missing):
+            error = to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}")
+            response.logs.add(partition=to_key(key), fenced_epoch=-1, error=error)
 
     async def AlterLogConfig(
         self, request: log_storage_pb2.AlterLogConfigRequest, context: Any

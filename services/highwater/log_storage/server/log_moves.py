@@ -13,8 +13,10 @@ from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.throttle import Throttle
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
@@ -45,17 +47,22 @@ class LogMoves:
         self, request: log_storage_pb2.AlterLogDirsRequest, context: Any
     ) -> log_storage_pb2.AlterLogDirsResponse:
         response = log_storage_pb2.AlterLogDirsResponse(incarnation=self._incarnation)
-        for move in request.moves:
-            result = response.results.add(partition=move.partition)
-            key = from_key(move.partition)
-            try:
-                async with self._manager.logs.get(key).alone():
-                    await self._access.in_thread(self._manager.mover.start_move, key, move.log_dir)
-            except LogError as error:
-                result.error.CopyFrom(to_proto(error.code, error.message))
-        self._moves.set()
-        self._access.remove_left()
+        try:
+            async for move in by_turns(request.moves):
+                result = response.results.add(partition=move.partition)
+                try:
+                    await self._begin(from_key(move.partition), move.log_dir)
+                except LogError as error:
+                    result.error.CopyFrom(to_proto(error.code, error.message))
+        finally:  # also where the caller has gone away meanwhile
+            self._moves.set()
+            self._access.remove_left()
         return response
+
+    async def _begin(self, key: PartitionKey, log_dir: str) -> None:
+        """Raises `LogError`."""
+        async with self._manager.logs.get(key).alone():
+            await self._access.in_thread(self._manager.mover.start_move, key, log_dir)
 
     def limit_rate(self, bytes_per_second: float) -> None:
         """Bounds all moves together, from the next piece on."""
