@@ -38,6 +38,7 @@ from highwater.log_storage_client.values import (
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.telemetry.tracing import under_way
 from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 
@@ -214,14 +215,14 @@ class LogStorageClient:
     async def list_offsets(self, lookups: Sequence[OffsetLookup]) -> list[OffsetAnswer]:
         """The answers come in the order of the lookups."""
         request = log_storage_pb2.LogListOffsetsRequest()
-        for key, timestamp, max_offset in lookups:
+        async for key, timestamp, max_offset in by_turns(lookups):
             request.partitions.add(partition=to_key(key), timestamp=timestamp, max_offset=max_offset)
         response = await self._answer(self._stub.ListOffsets(request, timeout=self._timeout_s))
         return [
             OffsetAnswer(
                 response.incarnation, storage_error(each.error), each.offset, each.timestamp, each.leader_epoch
             )
-            for each in response.results
+            async for each in by_turns(response.results)
         ]
 
     async def list_batches(
@@ -254,14 +255,9 @@ class LogStorageClient:
     async def checkpoint_high_watermarks(self, marks: Sequence[tuple[PartitionKey, int, int]]) -> None:
         """`marks` are (key, leader epoch, high watermark) of what this broker leads. What is refused is fenced
         already, so its mark is of no use."""
-        request = log_storage_pb2.CheckpointHighWatermarksRequest(
-            partitions=[
-                log_storage_pb2.PartitionHighWatermark(
-                    partition=to_key(key), leader_epoch=leader_epoch, high_watermark=high_watermark
-                )
-                for key, leader_epoch, high_watermark in marks
-            ]
-        )
+        request = log_storage_pb2.CheckpointHighWatermarksRequest()
+        async for key, leader_epoch, high_watermark in by_turns(marks):
+            request.partitions.add(partition=to_key(key), leader_epoch=leader_epoch, high_watermark=high_watermark)
         await self._answer(self._stub.CheckpointHighWatermarks(request, timeout=self._timeout_s))
 
     async def describe(self) -> Description:
@@ -274,12 +270,13 @@ class LogStorageClient:
             # Not all logs are among these, and nothing else is answered: no fence that another incarnation asks for.
             raise StorageUnavailableError("log-storage is opening its logs")
         self._seen(response.incarnation)
+        logs = [
+            LogDescription(from_key(log.partition), log.topic, log_state(log.log), log.log.offline)
+            async for log in by_turns(response.logs)
+        ]
         return Description(
             response.incarnation,
-            tuple(
-                LogDescription(from_key(log.partition), log.topic, log_state(log.log), log.log.offline)
-                for log in response.logs
-            ),
+            tuple(logs),
             any(directory.tail_lost for directory in response.log_dirs),
             frozenset(
                 directory.cluster_id
@@ -302,17 +299,19 @@ class LogStorageClient:
 
     async def describe_logs(self, keys: Sequence[PartitionKey] = ()) -> log_storage_pb2.DescribeLogsResponse:
         """As log-storage answers it; no keys: all."""
-        request = log_storage_pb2.DescribeLogsRequest(partitions=map(to_key, keys))
+        request = log_storage_pb2.DescribeLogsRequest()
+        async for key in by_turns(keys):
+            request.partitions.add(topic_id=key.topic_id, partition=key.partition)
         response = await self._answer(self._stub.DescribeLogs(request, timeout=self._timeout_s))
         return response
 
     async def alter_log_dirs(self, moves: Sequence[tuple[PartitionKey, str]]) -> list[StorageError]:
         """`moves` are (key, directory); the answers come in their order."""
-        request = log_storage_pb2.AlterLogDirsRequest(
-            moves=[log_storage_pb2.LogDirMove(partition=to_key(key), log_dir=log_dir) for key, log_dir in moves]
-        )
+        request = log_storage_pb2.AlterLogDirsRequest()
+        async for key, log_dir in by_turns(moves):
+            request.moves.add(partition=to_key(key), log_dir=log_dir)
         response = await self._answer(self._stub.AlterReplicaLogDirs(request, timeout=self._timeout_s))
-        return [storage_error(result.error) for result in response.results]
+        return [storage_error(result.error) async for result in by_turns(response.results)]
 
     async def record_boot(self, incarnation: str) -> None:
         """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2): of this incarnation alone, as

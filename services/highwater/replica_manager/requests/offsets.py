@@ -11,6 +11,7 @@ from highwater.log_storage_client.values import OffsetAnswer, OffsetLookup, Stor
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.answers import check_client_epoch, end_offset_for_epoch, latest_for_consumer
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.rpc.process.loop_turn import by_turns
 
 LATEST = -1
 EARLIEST = -2
@@ -54,8 +55,13 @@ class OffsetsHandler:
 
     async def list_all(self, queries: Sequence[OffsetQuery], replica_id: int) -> list[ListedOffset]:
         """In the order of the queries. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
-        listed = [self._without_storage(query, replica_id) for query in queries]
-        asked = [(each, self._leader_epoch(each.key)) for each in listed if isinstance(each, OffsetLookup)]
+        listed: list[ListedOffset | OffsetLookup] = []
+        asked: list[tuple[OffsetLookup, int | None]] = []
+        async for query in by_turns(queries):
+            each = self._without_storage(query, replica_id)
+            listed.append(each)
+            if isinstance(each, OffsetLookup):
+                asked.append((each, self._leader_epoch(each.key)))  # that this was found under
         answers: Iterable[OffsetAnswer] = ()
         if asked:
             try:
@@ -64,7 +70,7 @@ class OffsetsHandler:
                 refused = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
                 answers = [OffsetAnswer("", refused, -1, -1, -1)] * len(asked)
         found = (self._found(*each, answer, replica_id) for each, answer in zip(asked, answers, strict=True))
-        return [next(found) if isinstance(each, OffsetLookup) else each for each in listed]
+        return [next(found) if isinstance(each, OffsetLookup) else each async for each in by_turns(listed)]
 
     def _without_storage(self, query: OffsetQuery, replica_id: int) -> ListedOffset | OffsetLookup:
         """The answer, or what log-storage has to be asked for it."""

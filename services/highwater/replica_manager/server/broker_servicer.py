@@ -54,6 +54,7 @@ from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.rpc.requests.request_limits import limited, too_large
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
@@ -415,7 +416,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     ) -> broker_pb2.DescribeLogDirsResponse:
         if (error := cluster_error(self._access(context), Operation.DESCRIBE)) is not None:
             return broker_pb2.DescribeLogDirsResponse(error=error)
-        return await self._log_dirs.describe([from_key(key) for key in request.partitions])
+        return await self._log_dirs.describe([from_key(key) async for key in by_turns(request.partitions)])
 
     @limited(broker_pb2.AlterReplicaLogDirsResponse)
     async def AlterReplicaLogDirs(
@@ -423,13 +424,12 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     ) -> broker_pb2.AlterReplicaLogDirsResponse:
         if (error := cluster_error(self._access(context), Operation.ALTER)) is not None:
             return broker_pb2.AlterReplicaLogDirsResponse(error=error)
-        errors = await self._log_dirs.alter([(from_key(move.partition), move.log_dir) for move in request.moves])
-        return broker_pb2.AlterReplicaLogDirsResponse(
-            results=[
-                broker_pb2.ReplicaLogDirResult(partition=move.partition, error=to_proto(error.code, error.message))
-                for move, error in zip(request.moves, errors, strict=True)
-            ]
-        )
+        moves = [(from_key(move.partition), move.log_dir) async for move in by_turns(request.moves)]
+        errors = await self._log_dirs.alter(moves)
+        response = broker_pb2.AlterReplicaLogDirsResponse()
+        async for move, outcome in by_turns(zip(request.moves, errors, strict=True)):
+            response.results.add(partition=move.partition, error=to_proto(outcome.code, outcome.message))
+        return response
 
     async def Metadata(  # type: ignore[override]
         self, request: broker_pb2.MetadataRequest, context: Context

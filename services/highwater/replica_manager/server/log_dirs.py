@@ -13,6 +13,7 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.server.partition_errors import without_places
 from highwater.rpc.errors import to_proto
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.v1 import broker_pb2, log_storage_pb2
 
 
@@ -28,8 +29,9 @@ class LogDirsHandler:
             message = without_places(str(error))
             return broker_pb2.DescribeLogDirsResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, message))
         response = broker_pb2.DescribeLogDirsResponse()
+        by_path: dict[str, broker_pb2.LogDir] = {}
         for log_dir in found.log_dirs:
-            described = response.log_dirs.add(
+            described = by_path[log_dir.path] = response.log_dirs.add(
                 path=log_dir.path,
                 full=log_dir.full,
                 total_bytes=log_dir.total_bytes,
@@ -38,8 +40,11 @@ class LogDirsHandler:
             )
             if log_dir.HasField("error"):
                 described.error.CopyFrom(log_dir.error)
-            for log in found.logs:
-                _add_replicas(described, log)
+        async for log in by_turns(found.logs):
+            if (log_dir_of := by_path.get(log.log_dir)) is not None:
+                _add_replica(log_dir_of, log)
+            if (future_dir := by_path.get(log.future_log_dir)) is not None:
+                _add_future(future_dir, log)
         return response
 
     async def alter(self, moves: Sequence[tuple[PartitionKey, str]]) -> Sequence[StorageError]:
@@ -50,16 +55,17 @@ class LogDirsHandler:
             return [StorageError(ErrorCode.LOG_STORAGE_ERROR, without_places(str(error)))] * len(moves)
 
 
-def _add_replicas(log_dir: broker_pb2.LogDir, log: log_storage_pb2.LogDescription) -> None:
-    if log.log_dir == log_dir.path:
-        replica = log_dir.replicas.add(partition=log.partition, topic=log.topic, size_bytes=log.size_bytes)
-        if log.HasField("error"):
-            replica.error.CopyFrom(log.error)
-    if log.future_log_dir == log_dir.path:
-        log_dir.replicas.add(
-            partition=log.partition,
-            topic=log.topic,
-            size_bytes=log.future_size_bytes,
-            offset_lag=max(log.log.log_end_offset - log.future_log_end_offset, 0),
-            is_future=True,
-        )
+def _add_replica(log_dir: broker_pb2.LogDir, log: log_storage_pb2.LogDescription) -> None:
+    replica = log_dir.replicas.add(partition=log.partition, topic=log.topic, size_bytes=log.size_bytes)
+    if log.HasField("error"):
+        replica.error.CopyFrom(log.error)
+
+
+def _add_future(log_dir: broker_pb2.LogDir, log: log_storage_pb2.LogDescription) -> None:
+    log_dir.replicas.add(
+        partition=log.partition,
+        topic=log.topic,
+        size_bytes=log.future_size_bytes,
+        offset_lag=max(log.log.log_end_offset - log.future_log_end_offset, 0),
+        is_future=True,
+    )
