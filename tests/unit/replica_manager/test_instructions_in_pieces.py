@@ -28,6 +28,7 @@ from highwater.replica_manager.storage import fencer
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import to_key
+from highwater.rpc.process import loop_turn
 from highwater.v1 import replica_control_pb2
 
 BROKER_EPOCH = 101
@@ -164,19 +165,23 @@ async def test_a_fence_of_somebody_else_is_not_lost_in_a_gathering() -> None:
     assert len(answers) == 4
 
 
-async def test_metadata_of_many_partitions_is_taken_in_several_turns(turns: Turns) -> None:
+@pytest.mark.parametrize("partitions", [0, control.AT_ONCE])
+async def test_metadata_of_many_partitions_is_taken_in_several_turns(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    monkeypatch.setattr(loop_turn, "TURN_S", 0.0)
     topics = [
         replica_control_pb2.TopicState(
             topic=f"t{number}",
             topic_id=bytes([number]) * 16,
-            partitions=[replica_control_pb2.IndexedPartitionState(partition=each) for each in range(control.AT_ONCE)],
+            partitions=[replica_control_pb2.IndexedPartitionState(partition=each) for each in range(partitions)],
         )
-        for number in range(5)
+        for number in range(10)
     ]
     before = turns.now
     found = await cached_topics(topics)
-    assert turns.now - before >= 5
-    assert [len(topic.partitions) for topic in found] == [control.AT_ONCE] * 5
+    assert turns.now - before >= 9 + 10 * partitions
+    assert [len(topic.partitions) for topic in found] == [partitions] * 10
 
 
 # The order in which requests came
@@ -213,13 +218,14 @@ async def test_a_short_request_does_not_overtake_a_long_one() -> None:
     assert obeyed.order == [("instruct", count), ("stop", 1), ("instruct", 1)]
 
 
-async def test_an_instruction_is_read_in_several_turns(turns: Turns) -> None:
+async def test_an_instruction_is_read_in_several_turns(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_turn, "TURN_S", 0.0)
     servicer = ReplicaControlServicer(Leader(0).replica_manager, Obeyed(), None)  # type: ignore[arg-type]
     parts = [replica_control_pb2.PartitionInstruction(topic="t", partition=to_key(key(0)))] * (4 * control.AT_ONCE)
     context: Any = None
     before = turns.now
     await servicer.LeaderAndIsr(replica_control_pb2.LeaderAndIsrRequest(partitions=parts), context)
-    assert turns.now - before >= 3
+    assert turns.now - before >= 4 * control.AT_ONCE - 1
 
 
 async def test_metadata_that_are_overtaken_while_they_are_read_are_refused() -> None:

@@ -19,6 +19,7 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.model.leader_epochs import NO_EPOCH
 from highwater.model.partition import PartitionKey
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.purge")
@@ -69,28 +70,37 @@ class Purge:
         return dict.fromkeys(kept, KEPT) | await self._delete(dooms)
 
     async def _delete(self, dooms: Sequence[_Doom]) -> dict[PartitionKey, StorageError]:
-        slots = asyncio.Semaphore(CONCURRENT_DELETIONS)
+        """Not a task for each: there may be thousands, and who gives up would have them all cancelled in one go."""
+        errors: dict[PartitionKey, StorageError] = {}
+        left = iter(dooms)
 
-        async def delete(doom: _Doom) -> StorageError:
-            async with slots:
-                self._evict(doom.key)
-                try:
-                    error = await self._storage.delete_log(doom.key, doom.leader_epoch)
-                except StorageUnavailableError as unavailable:
-                    error = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(unavailable))
-            gone = error.code is ErrorCode.UNKNOWN_TOPIC_ID  # deleted before
-            error = StorageError(ErrorCode.NONE) if gone else error
-            logger.debug(
-                "deleted a log %s",
-                pairs(partition=doom.key, leader_epoch=doom.leader_epoch, outcome=error.code.name),
-            )
-            return error
+        async def delete_left() -> None:
+            async for doom in by_turns(left):
+                errors[doom.key] = await self._delete_one(doom)
 
-        errors = await asyncio.gather(*map(delete, dooms))
-        outcomes = Counter(error.code.name for error in errors)
+        await asyncio.gather(*(delete_left() for _ in range(min(CONCURRENT_DELETIONS, len(dooms)))))
+        outcomes, first = Counter[str](), dict[str, PartitionKey]()
+        async for doom in by_turns(dooms):
+            outcome = errors[doom.key].code.name
+            outcomes[outcome] += 1
+            first.setdefault(outcome, doom.key)
         for outcome, logs in outcomes.items():
-            logger.info("deleted logs %s", pairs(logs=logs, outcome=outcome, first=_first(dooms, errors, outcome)))
-        return {doom.key: error for doom, error in zip(dooms, errors, strict=True)}
+            logger.info("deleted logs %s", pairs(logs=logs, outcome=outcome, first=first[outcome]))
+        return errors
+
+    async def _delete_one(self, doom: _Doom) -> StorageError:
+        self._evict(doom.key)
+        try:
+            error = await self._storage.delete_log(doom.key, doom.leader_epoch)
+        except StorageUnavailableError as unavailable:
+            error = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(unavailable))
+        gone = error.code is ErrorCode.UNKNOWN_TOPIC_ID  # deleted before
+        error = StorageError(ErrorCode.NONE) if gone else error
+        logger.debug(
+            "deleted a log %s",
+            pairs(partition=doom.key, leader_epoch=doom.leader_epoch, outcome=error.code.name),
+        )
+        return error
 
     async def delete_strays(self, hosted: Collection[PartitionKey]) -> bool:
         """Deletes the logs of topics that were deleted, or moved, while this broker was away or cut off (RULES 9.2).
@@ -103,7 +113,7 @@ class Purge:
         # What there is was listed first: a topic made after the read below cannot be among it.
         offline = {log.key for log in described.logs if log.offline}
         dooms, _ = await self._judge(list({log.key for log in described.logs} | set(hosted)))
-        for doom in dooms:
+        async for doom in by_turns(dooms):
             self._evict(doom.key)
         results = await self._delete([doom for doom in dooms if doom.key not in offline])
         return not any(error.code is ErrorCode.LOG_STORAGE_ERROR for error in results.values())
@@ -123,7 +133,7 @@ class Purge:
                 pairs(keys=len(read.unreadable), first=read.unreadable[0]),
             )
         dooms, kept = [], []
-        for key in wanted:
+        async for key in by_turns(wanted):
             doom = await self._doom(key, read)
             if doom is None:
                 kept.append(key)
@@ -147,7 +157,3 @@ class Purge:
             return None
         state = states.get(name)
         return None if state is None else _Doom(key, state.state.leader_epoch)
-
-
-def _first(dooms: Sequence[_Doom], errors: Sequence[StorageError], outcome: str) -> PartitionKey:
-    return next(doom.key for doom, error in zip(dooms, errors, strict=True) if error.code.name == outcome)

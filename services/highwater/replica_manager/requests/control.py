@@ -25,6 +25,7 @@ from highwater.replica_manager.requests.instructions import (
     StopInstruction,
 )
 from highwater.replica_manager.requests.log_creation import LogCreation
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.summed_log import SummedLog
@@ -63,12 +64,14 @@ class Control:
     async def leader_and_isr(
         self, sender: Sender, instructions: Sequence[PartitionInstruction], endpoints: Sequence[Endpoint]
     ) -> Outcomes:
-        refused = await self._refusal(sender) or _misnamed(each.topic for each in instructions)
+        refused = await self._refusal(sender)
         if refused is not None:
             return refused
         self._replica_manager.learn_brokers(endpoints)
         async with self._lock:
             refused = await self._refusal(sender)  # a newer controller may have spoken while this one waited
+            # Under the lock: while the names are read no later request may overtake this one.
+            refused = refused or await _misnamed(each.topic for each in instructions)
             if refused is not None:
                 return refused
             created = await self._log_creation.create(instructions)
@@ -103,7 +106,10 @@ class Control:
             refused = self._stale(sender)
             if refused is not None:
                 return refused
-            for stop in stops:
+            async for stop in by_turns(stops):
+                refused = self._stale(sender)  # others have had their turn
+                if refused is not None:
+                    return refused
                 hosted = self._replica_manager.hosted.get(stop.key)
                 if hosted is not None and 0 <= stop.leader_epoch < hosted.partition.leader_epoch:
                     outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.FENCED_LEADER_EPOCH)
@@ -116,11 +122,12 @@ class Control:
         # Not under the lock: deletions take long, and instructions must be answered within 5 s (RULES 7.7). A log that
         # is wanted again by then is kept by its fence, or made again.
         if doomed:
-            for key, error in (await self._purge.delete(doomed)).items():
+            deleted = await self._purge.delete(doomed)
+            async for key, error in by_turns(deleted.items()):
                 outcomes[key] = InstructionOutcome(key, error.code, error.message)
                 if error.code is ErrorCode.LOG_STORAGE_ERROR:
                     self._remained()
-        return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] for stop in stops])
+        return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] async for stop in by_turns(stops)])
 
     async def update_metadata(
         self,
@@ -133,7 +140,8 @@ class Control:
         deleted: Sequence[bytes],
         sequence: int = 0,
     ) -> Outcomes:
-        refused = await self._refusal(sender) or _misnamed(topic.topic for topic in topics)
+        refused = await self._refusal(sender) or await _misnamed(topic.topic for topic in topics)
+        refused = refused or self._stale(sender)  # others have had their turn
         if refused is not None:
             return refused
         if not self._replica_manager.metadata.in_order(sender.controller_epoch, sequence):
@@ -255,9 +263,9 @@ def _is_refused(created: CreateAnswer | None) -> bool:
     return created is not None and created.error.code is not ErrorCode.NONE
 
 
-def _misnamed(topics: Iterable[str]) -> Outcomes | None:
+async def _misnamed(topics: Iterable[str]) -> Outcomes | None:
     """The refusal of a request with a name that no topic has: what is hosted by it could be written nowhere in etcd."""
-    for topic in topics:
+    async for topic in by_turns(topics):
         if not is_legal_topic_name(topic):
             return Outcomes(ErrorCode.INVALID_TOPIC, f"{topic[:250]!r} is no topic's name")
     return None

@@ -13,6 +13,7 @@ from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.instructions import PartitionInstruction
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.supervision import TaskSupervisor
 
 PREPARING_PATIENCE_S = 0.5  # of a whole batch, for what has to happen before its logs can be made
@@ -35,7 +36,7 @@ class LogCreation:
         """The answers for those that were asked for; of any other the log is there, and log-storage, as it runs now,
         has the configuration; or it is not assigned here."""
         deadline = asyncio.get_running_loop().time() + PREPARING_PATIENCE_S
-        wanted = [each for each in instructions if self._is_wanted(each)]
+        wanted = [each async for each in by_turns(instructions) if self._is_wanted(each)]
         damaged = [each for each in wanted if each.key in self._replica_manager.damaged_logs]
         repaired = await asyncio.gather(*(self._prepared([each], self._repair, deadline) for each in damaged))
         answers = {

@@ -11,7 +11,7 @@ import grpc.aio
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.control import AT_ONCE, Control, in_pieces
+from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.instructions import (
     InstructionOutcome,
     PartitionInstruction,
@@ -21,6 +21,7 @@ from highwater.replica_manager.requests.instructions import (
 from highwater.replica_manager.server.following_messages import to_following
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.process.loop_turn import LoopTurn, by_turns
 from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -48,15 +49,15 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
         self, request: replica_control_pb2.LeaderAndIsrRequest, context: Context
     ) -> replica_control_pb2.LeaderAndIsrResponse:
         async with self._arrivals:
-            instructions = await _instructions(request.partitions)
+            news = await self._news(request.live_brokers)
+            instructions = [_instruction(each) async for each in by_turns(request.partitions)]
         outcomes = await self._control.leader_and_isr(
-            Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
-            instructions,
-            self._news(request.live_brokers),
+            Sender(request.controller_id, request.controller_epoch, request.broker_epoch), instructions, news
         )
-        return replica_control_pb2.LeaderAndIsrResponse(
-            error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
-        )
+        response = replica_control_pb2.LeaderAndIsrResponse(error=to_proto(outcomes.error, outcomes.message))
+        async for outcome in by_turns(outcomes.partitions):
+            response.results.append(_result(outcome))
+        return response
 
     async def StopReplica(
         self, request: replica_control_pb2.StopReplicaRequest, context: Context
@@ -64,14 +65,15 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
         async with self._arrivals:
             stops = [
                 StopInstruction(from_key(each.partition), each.leader_epoch, each.delete_log)
-                for each in request.partitions
+                async for each in by_turns(request.partitions)
             ]
         outcomes = await self._control.stop_replica(
             Sender(request.controller_id, request.controller_epoch, request.broker_epoch), stops
         )
-        return replica_control_pb2.StopReplicaResponse(
-            error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
-        )
+        response = replica_control_pb2.StopReplicaResponse(error=to_proto(outcomes.error, outcomes.message))
+        async for outcome in by_turns(outcomes.partitions):
+            response.results.append(_result(outcome))
+        return response
 
     async def UpdateMetadata(
         self, request: replica_control_pb2.UpdateMetadataRequest, context: Context
@@ -80,7 +82,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
         outcomes = await self._control.update_metadata(
             Sender(request.controller_id, request.controller_epoch),
             request.controller_address,
-            self._news(request.live_brokers),
+            await self._news(request.live_brokers),
             topics,
             full=request.full,
             deleted=list(request.deleted_topic_ids),
@@ -106,10 +108,10 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     ) -> replica_control_pb2.DescribeBrokerConfigResponse:
         return replica_control_pb2.DescribeBrokerConfigResponse(settings=self._config.static_settings())
 
-    def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
+    async def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
         """Those that are not known from etcd yet: every instruction names all brokers."""
         lacks = self._replica_manager.metadata.lacks
-        return [_endpoint(each) for each in brokers if lacks(each.broker_id, each.broker_epoch)]
+        return [_endpoint(each) async for each in by_turns(brokers) if lacks(each.broker_id, each.broker_epoch)]
 
 
 def _state(state: common_pb2.PartitionState) -> VersionedState:
@@ -133,16 +135,6 @@ def _endpoint(broker: common_pb2.BrokerEndpoint) -> Endpoint:
     return Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack, listeners)
 
 
-async def _instructions(parts: Sequence[replica_control_pb2.PartitionInstruction]) -> list[PartitionInstruction]:
-    """As `cached_topics`."""
-    found: list[PartitionInstruction] = []
-    for piece in in_pieces(parts):
-        if found:
-            await asyncio.sleep(0)
-        found += map(_instruction, piece)
-    return found
-
-
 def _instruction(each: replica_control_pb2.PartitionInstruction) -> PartitionInstruction:
     return PartitionInstruction(
         each.topic,
@@ -156,16 +148,17 @@ def _instruction(each: replica_control_pb2.PartitionInstruction) -> PartitionIns
 
 
 async def cached_topics(topics: Iterable[replica_control_pb2.TopicState]) -> list[CachedTopic]:
-    """Of one request there may be thousands of partitions: others have their turn of the event loop between them. A
-    request that is overtaken meanwhile is out of order then (RULES 8.10)."""
-    found, taken = [], 0
+    """Of one request there may be thousands of topics and partitions: others have their turn of the event loop between
+    them. A request that is overtaken meanwhile is out of order then (RULES 8.10)."""
+    found, turn = [], LoopTurn()
     for topic in topics:
+        if turn.over():
+            await turn.give_way()
         partitions = {}
         for each in topic.partitions:
+            if turn.over():
+                await turn.give_way()
             partitions[each.partition] = _cached_partition(each.state)
-            taken += 1
-            if taken % AT_ONCE == 0:
-                await asyncio.sleep(0)
         found.append(CachedTopic(topic.topic, topic.topic_id, dict(topic.config), partitions))
     return found
 
@@ -175,7 +168,7 @@ def _cached_partition(state: common_pb2.PartitionState) -> CachedPartition:
     return CachedPartition(versioned.state, versioned.revision, tuple(state.replicas), tuple(state.offline_replicas))
 
 
-def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResult:
+def _result(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResult:
     return replica_control_pb2.InstructionResult(
         partition=to_key(outcome.key),
         error=to_proto(outcome.error, outcome.message),
