@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from highwater.rpc.process.collector import DAY_S, LONG_S, CalmCollector
+from highwater.rpc.process.collector import DAY_S, LONG_S, ROOM, CalmCollector
 
 SHORT_S, LONG_ENOUGH_S = LONG_S / 2, 2 * LONG_S
 
@@ -97,3 +97,15 @@ def test_young_collections_are_not_looked_at(world: World) -> None:
     before = gc.get_freeze_count()
     gc.collect(1)
     assert gc.get_freeze_count() == before
+
+
+def test_frozen_cycles_do_not_pile_up(world: World) -> None:
+    """Each collection freezes what lives at that moment; of that only a collection of everything finds the cycles."""
+    gone: list[weakref.ref[Node]] = []
+    for _ in range(24):
+        kept = [Node() for _ in range(ROOM // 4)]
+        gone += [weakref.ref(node) for node in kept[:100]]
+        world.collect(LONG_ENOUGH_S)
+        del kept
+    alive = sum(1 for each in gone if each() is not None)
+    assert alive <= len(gone) // 2

@@ -56,6 +56,7 @@ from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.process.loop_turn import by_turns
 from highwater.rpc.requests.request_limits import limited, too_large
+from highwater.rpc.requests.unread_requests import UnreadableRequestError
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
 from highwater.security.caller import caller_with_part
@@ -281,10 +282,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 await context.write(response)
                 writing.taken()
                 del response
-            # Where reading failed (a mistake of ours), its client hears of an error and not of an ordinary end, and
-            # the log says why: the stream would be opened again and again, and nobody would know what for.
+            # Where reading failed, its client hears of an error and not of an ordinary end. Of a mistake of ours the
+            # log says why: the stream would be opened again and again, and nobody would know what for.
             if reading.done() and not reading.cancelled() and (error := reading.exception()) is not None:
-                logger.error("a fetch stream failed", exc_info=error)
+                if not isinstance(error, UnreadableRequestError):
+                    logger.error("a fetch stream failed", exc_info=error)
                 raise error
         finally:
             reading.cancel()

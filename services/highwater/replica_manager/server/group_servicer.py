@@ -18,6 +18,7 @@ from highwater.replica_manager.server.refused import Refusal as Refused
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.requests.request_limits import limited
+from highwater.rpc.requests.unread_requests import UnreadableRequestError
 from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
 from highwater.telemetry.log import get_logger
@@ -100,7 +101,8 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
             async for response in session.responses():
                 yield response
             if reading.done() and not reading.cancelled() and (error := reading.exception()) is not None:
-                logger.error("a member's stream failed", exc_info=error)
+                if not isinstance(error, UnreadableRequestError):
+                    logger.error("a member's stream failed", exc_info=error)
                 raise error
         finally:
             reading.cancel()

@@ -3,7 +3,8 @@ the process runs meanwhile. What thousands of partitions or groups need is hundr
 event loop stood for 0.1 to 0.5 s, again and again, though hardly anything of that is ever garbage.
 
 So what a long collection has left is frozen: later ones walk over what has come since. What is frozen still goes when
-nothing refers to it any more; only as part of a cycle it waits for the day's one collection of everything.
+nothing refers to it any more; only as part of a cycle it waits for the next collection of everything. There is one a
+day, and one whenever half as much again is frozen as the last of them has left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 
 LONG_S = 0.01  # of a processor
 DAY_S = 24 * 3600.0
+ROOM = 200_000
+"""Objects that may be frozen beyond that: a collection of so many is short."""
 _FULL = 2
 
 
@@ -28,11 +31,14 @@ class CalmCollector:
         self._cpu_s = cpu_s
         self._begun_s = 0.0
         self._everything_at_s = 0.0
+        self._thawed = False  # the next one is of everything
+        self._left = 0  # objects, by the last one of everything
 
     def start(self) -> None:
         """Freezes what has been imported, and sees to it from here on."""
         gc.collect()
         gc.freeze()
+        self._left = gc.get_freeze_count()
         self._everything_at_s = self._clock_s() + DAY_S
         gc.callbacks.append(self._collecting)
 
@@ -47,6 +53,18 @@ class CalmCollector:
             self._begun_s = self._cpu_s()
         elif self._clock_s() >= self._everything_at_s:
             self._everything_at_s += DAY_S
-            gc.unfreeze()  # for the next one
+            self._thaw()
         elif self._cpu_s() - self._begun_s >= LONG_S:
-            gc.freeze()
+            self._freeze()
+
+    def _freeze(self) -> None:
+        gc.freeze()
+        frozen = gc.get_freeze_count()
+        if self._thawed:
+            self._thawed, self._left = False, frozen
+        elif frozen > 1.5 * self._left + ROOM:
+            self._thaw()
+
+    def _thaw(self) -> None:
+        gc.unfreeze()
+        self._thawed = True
