@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count, pairwise, product
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest

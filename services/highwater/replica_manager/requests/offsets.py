@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,23 +54,28 @@ class OffsetsHandler:
         self._replica_manager = replica_manager
 
     async def list_all(self, queries: Sequence[OffsetQuery], replica_id: int) -> list[ListedOffset]:
-        """In the order of the queries. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
-        listed: list[ListedOffset | OffsetLookup] = []
-        asked: list[tuple[OffsetLookup, int | None]] = []
+        """In the order of the queries. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id. Each is
+        answered as it is when its turn comes."""
+        listed: list[ListedOffset] = []
+        asked: list[tuple[int, OffsetLookup, int | None]] = []  # with its place
         async for query in by_turns(queries):
-            each = self._without_storage(query, replica_id)
-            listed.append(each)
-            if isinstance(each, OffsetLookup):
-                asked.append((each, self._leader_epoch(each.key)))  # that this was found under
-        answers: Iterable[OffsetAnswer] = ()
+            found = self._without_storage(query, replica_id)
+            if isinstance(found, OffsetLookup):
+                asked.append((len(listed), found, self._leader_epoch(found.key)))  # the epoch in which its bound holds
+                found = ListedOffset(found.key)
+            listed.append(found)
         if asked:
-            try:
-                answers = await self._replica_manager.storage.list_offsets([lookup for lookup, _ in asked])
-            except StorageUnavailableError as error:
-                refused = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
-                answers = [OffsetAnswer("", refused, -1, -1, -1)] * len(asked)
-        found = (self._found(*each, answer, replica_id) for each, answer in zip(asked, answers, strict=True))
-        return [next(found) if isinstance(each, OffsetLookup) else each async for each in by_turns(listed)]
+            answers = await self._answers([lookup for _, lookup, _ in asked])
+            async for (place, lookup, leader_epoch), answer in by_turns(zip(asked, answers, strict=True)):
+                listed[place] = self._found(lookup, leader_epoch, answer, replica_id)
+        return listed
+
+    async def _answers(self, lookups: Sequence[OffsetLookup]) -> Sequence[OffsetAnswer]:
+        try:
+            return await self._replica_manager.storage.list_offsets(lookups)
+        except StorageUnavailableError as error:
+            refused = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
+            return [OffsetAnswer("", refused, -1, -1, -1)] * len(lookups)
 
     def _without_storage(self, query: OffsetQuery, replica_id: int) -> ListedOffset | OffsetLookup:
         """The answer, or what log-storage has to be asked for it."""

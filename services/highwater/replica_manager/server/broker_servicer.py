@@ -20,7 +20,7 @@ from highwater.quotas.client_quotas import Quota
 from highwater.replica_manager.admission.throttling import CallCharges, Throttling
 from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
+from highwater.replica_manager.requests.delete_records import DeletedRecords, DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.offsets import (
     CONSUMER,
@@ -61,6 +61,7 @@ from highwater.security.access import Access, Authorization
 from highwater.security.acls import Operation, ResourceType
 from highwater.security.caller import caller_with_part
 from highwater.security.guard_calls import ReplicaIdentity
+from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
@@ -299,7 +300,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.ListOffsetsRequest, context: Context
     ) -> broker_pb2.ListOffsetsResponse:
         queries = [
-            OffsetQuery(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions
+            OffsetQuery(from_key(part.partition), part.leader_epoch, part.timestamp)
+            async for part in by_turns(request.partitions)
         ]
         access = self._access(context)
         refused = self._offsets_refusal(request.replica_id, access, context)
@@ -309,23 +311,21 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             listed = await self._offsets.list_all(queries, request.replica_id)
         else:
             may_not = key_refusal(access, Operation.DESCRIBE)
-            asked = Divided(queries, None if may_not is None else lambda query: may_not(query.key))
+            asked = await Divided.of_many(queries, None if may_not is None else lambda query: may_not(query.key))
             listed = asked.merged(
                 await self._offsets.list_all(asked.allowed, request.replica_id),
                 lambda query, refused: ListedOffset(query.key, *refused),
             )
-        return broker_pb2.ListOffsetsResponse(
-            results=[
-                broker_pb2.ListOffsetsResult(
-                    partition=to_key(each.key),
-                    error=self._partition_error(each.key, each.error, each.message),
-                    offset=each.offset,
-                    timestamp=each.timestamp,
-                    leader_epoch=each.leader_epoch,
-                )
-                for each in listed
-            ]
-        )
+        response = broker_pb2.ListOffsetsResponse()
+        async for each in by_turns(listed):
+            response.results.add(
+                partition=to_key(each.key),
+                error=self._partition_error(each.key, each.error, each.message),
+                offset=each.offset,
+                timestamp=each.timestamp,
+                leader_epoch=each.leader_epoch,
+            )
+        return response
 
     def _offsets_refusal(
         self, replica_id: int, access: Access | None, context: Context
@@ -346,30 +346,31 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.OffsetForLeaderEpochRequest, context: Context
     ) -> broker_pb2.OffsetForLeaderEpochResponse:
         may_not = key_refusal(self._access(context), Operation.DESCRIBE)
-        asked = Divided(request.partitions, None if may_not is None else lambda part: may_not(from_key(part.partition)))
-        ends = [
-            self._offsets.epoch_end(EpochQuery(from_key(part.partition), part.current_leader_epoch, part.leader_epoch))
-            for part in asked.allowed
-        ]
-        results = [
-            broker_pb2.EpochEndOffset(
-                partition=to_key(end.key),
-                error=self._partition_error(end.key, end.error),
-                leader_epoch=end.leader_epoch,
-                end_offset=end.end_offset,
-            )
-            for end in ends
-        ]
-        return broker_pb2.OffsetForLeaderEpochResponse(
-            results=asked.merged(
-                results,
-                lambda part, refused: broker_pb2.EpochEndOffset(
-                    partition=part.partition,
-                    error=error_of_key(from_key(part.partition), refused),
-                    leader_epoch=-1,
-                    end_offset=-1,
-                ),
-            )
+        asked = await Divided.of_many(
+            request.partitions, None if may_not is None else lambda part: may_not(from_key(part.partition))
+        )
+        results = asked.merging(
+            map(self._epoch_end, asked.allowed),
+            lambda part, refused: broker_pb2.EpochEndOffset(
+                partition=part.partition,
+                error=error_of_key(from_key(part.partition), refused),
+                leader_epoch=-1,
+                end_offset=-1,
+            ),
+        )
+        response = broker_pb2.OffsetForLeaderEpochResponse()
+        async for result in results:
+            response.results.append(result)
+        return response
+
+    def _epoch_end(self, part: broker_pb2.EpochPartition) -> broker_pb2.EpochEndOffset:
+        query = EpochQuery(from_key(part.partition), part.current_leader_epoch, part.leader_epoch)
+        end = self._offsets.epoch_end(query)
+        return broker_pb2.EpochEndOffset(
+            partition=to_key(end.key),
+            error=self._partition_error(end.key, end.error),
+            leader_epoch=end.leader_epoch,
+            end_offset=end.end_offset,
         )
 
     @limited(broker_pb2.DeleteRecordsResponse)
@@ -377,28 +378,31 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.DeleteRecordsRequest, context: Context
     ) -> broker_pb2.DeleteRecordsResponse:
         may_not = key_refusal(self._access(context), Operation.DELETE)
-        asked = Divided(request.partitions, None if may_not is None else lambda part: may_not(from_key(part.partition)))
-        deleted = await asyncio.gather(
-            *(
-                self._delete_records_handler.delete(from_key(part.partition), part.offset, request.timeout_ms)
-                for part in asked.allowed
-            )
+        asked = await Divided.of_many(
+            request.partitions, None if may_not is None else lambda part: may_not(from_key(part.partition))
         )
-        results = [
-            broker_pb2.DeleteRecordsResult(
-                partition=to_key(each.key),
-                error=self._partition_error(each.key, each.error, each.message),
-                low_watermark=each.low_watermark,
-            )
-            for each in deleted
-        ]
-        return broker_pb2.DeleteRecordsResponse(
-            results=asked.merged(
-                results,
-                lambda part, refused: broker_pb2.DeleteRecordsResult(
-                    partition=part.partition, error=error_of_key(from_key(part.partition), refused), low_watermark=-1
-                ),
-            )
+        delete = self._delete_records_handler.delete
+        async with TaskGroup() as tasks:
+            deleted = [
+                tasks.create_task(delete(from_key(part.partition), part.offset, request.timeout_ms))
+                async for part in by_turns(asked.allowed)
+            ]
+        results = asked.merging(
+            (self._deleted(task.result()) for task in deleted),
+            lambda part, refused: broker_pb2.DeleteRecordsResult(
+                partition=part.partition, error=error_of_key(from_key(part.partition), refused), low_watermark=-1
+            ),
+        )
+        response = broker_pb2.DeleteRecordsResponse()
+        async for result in results:
+            response.results.append(result)
+        return response
+
+    def _deleted(self, each: DeletedRecords) -> broker_pb2.DeleteRecordsResult:
+        return broker_pb2.DeleteRecordsResult(
+            partition=to_key(each.key),
+            error=self._partition_error(each.key, each.error, each.message),
+            low_watermark=each.low_watermark,
         )
 
     async def ListBatches(

@@ -13,6 +13,7 @@ from highwater.groups.topics import TopicImage
 from highwater.groups.validity import MOST_TOPICS
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.errors import to_proto
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.rpc.requests.request_limits import MAX_GROUPS, too_large
 from highwater.v1 import common_pb2, group_pb2
 
@@ -99,63 +100,47 @@ def leave_out(topics: Any, unseen: Collection[str]) -> None:
 # Offsets
 
 
-def offsets_to_commit(offsets: Iterable[group_pb2.CommittedOffset]) -> tuple[req.OffsetToCommit, ...]:
-    return tuple(
-        req.OffsetToCommit(
-            each.partition.topic,
-            each.partition.partition,
-            each.offset,
-            each.leader_epoch,
-            each.metadata,
-            each.topic_id,
-        )
-        for each in offsets
-    )
-
-
-def named_partitions(wanted: Iterable[common_pb2.TopicPartition]) -> tuple[req.NamedPartition, ...]:
-    return tuple(req.NamedPartition(each.topic, each.partition) for each in wanted)
-
-
-def committed(
-    asked: Sequence[group_pb2.CommittedOffset], answer: req.Answer | req.Refusal
-) -> tuple[common_pb2.Error | None, list[group_pb2.CommittedOffset]]:
-    """Of CommitOffsets and AlterOffsets: the error of all, or each offset with its own."""
-    if isinstance(answer, req.Refusal):
-        return error_of(answer), []
-    assert isinstance(answer, req.CommitAnswer), answer
-    if answer.error is not None:
-        return error_of(answer.error), []
-    results = []
-    for each, refusal in zip(asked, answer.errors, strict=True):
-        result = group_pb2.CommittedOffset()
-        result.MergeFrom(each)
-        result.ClearField("error")
-        if refusal is not None:
-            result.error.CopyFrom(to_proto(refusal.code, refusal.message))
-        results.append(result)
-    return None, results
-
-
-def fetched(offsets: Iterable[req.FetchedOffset]) -> list[group_pb2.CommittedOffset]:
-    found = []
-    for each in offsets:
-        (topic, number), value = each.partition, each.committed
-        partition = common_pb2.TopicPartition(topic=topic, partition=number)
-        if value is None:
-            found.append(group_pb2.CommittedOffset(partition=partition, offset=-1, leader_epoch=-1, commit_time_ms=-1))
-            continue
-        found.append(
-            group_pb2.CommittedOffset(
-                partition=partition,
-                topic_id=value.topic_id or b"",
-                offset=value.offset,
-                leader_epoch=value.leader_epoch,
-                metadata=value.metadata,
-                commit_time_ms=value.commit_time_ms,
+async def offsets_to_commit(offsets: Iterable[group_pb2.CommittedOffset]) -> tuple[req.OffsetToCommit, ...]:
+    """Of thousands; others have their turn in between."""
+    made = []
+    async for each in by_turns(offsets):
+        partition = each.partition
+        made.append(
+            req.OffsetToCommit(
+                partition.topic, partition.partition, each.offset, each.leader_epoch, each.metadata, each.topic_id
             )
         )
-    return found
+    return tuple(made)
+
+
+async def named_partitions(wanted: Iterable[common_pb2.TopicPartition]) -> tuple[req.NamedPartition, ...]:
+    """Of thousands; others have their turn in between."""
+    return tuple([req.NamedPartition(each.topic, each.partition) async for each in by_turns(wanted)])
+
+
+def committed(offset: group_pb2.CommittedOffset, refusal: req.Refusal | None) -> group_pb2.CommittedOffset:
+    """The answer about one offset of CommitOffsets or AlterOffsets."""
+    result = group_pb2.CommittedOffset()
+    result.MergeFrom(offset)
+    result.ClearField("error")
+    if refusal is not None:
+        result.error.CopyFrom(to_proto(refusal.code, refusal.message))
+    return result
+
+
+def fetched(offset: req.FetchedOffset) -> group_pb2.CommittedOffset:
+    (topic, number), value = offset.partition, offset.committed
+    partition = common_pb2.TopicPartition(topic=topic, partition=number)
+    if value is None:
+        return group_pb2.CommittedOffset(partition=partition, offset=-1, leader_epoch=-1, commit_time_ms=-1)
+    return group_pb2.CommittedOffset(
+        partition=partition,
+        topic_id=value.topic_id or b"",
+        offset=value.offset,
+        leader_epoch=value.leader_epoch,
+        metadata=value.metadata,
+        commit_time_ms=value.commit_time_ms,
+    )
 
 
 # Groups
@@ -177,7 +162,7 @@ def description(group: str, answer: req.Answer | req.Refusal, image: TopicImage)
         assignment_epoch=answer.assignment_epoch,
         assignor=answer.assignor,
         members=[_member(each, image) for each in answer.members],
-        offsets=fetched(answer.offsets),
+        offsets=map(fetched, answer.offsets),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
 import grpc.aio
@@ -17,6 +17,7 @@ from highwater.replica_manager.server.refused import Divided, may_not, name_refu
 from highwater.replica_manager.server.refused import Refusal as Refused
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.rpc.requests.request_limits import limited
 from highwater.rpc.requests.unread_requests import UnreadableRequestError
 from highwater.security.access import Access, Authorization
@@ -59,7 +60,8 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
             await topic.await_topic()
         return group_pb2.FindCoordinatorResponse(
             coordinators=[
-                self._coordinator_of(group, refusal or _may_not(access, Operation.DESCRIBE, group)) for group in groups
+                self._coordinator_of(group, refusal or _may_not(access, Operation.DESCRIBE, group))
+                async for group in by_turns(groups)
             ]
         )
 
@@ -114,41 +116,50 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def CommitOffsets(
         self, request: group_pb2.CommitOffsetsRequest, context: Context
     ) -> group_pb2.CommitOffsetsResponse:
-        error, results = await self._stored(
+        response = group_pb2.CommitOffsetsResponse()
+        await self._store(
             request,
             lambda offsets: req.CommitOffsets(request.group, request.member_id, request.member_epoch, offsets),
             self._access(context),
+            response,
         )
-        return group_pb2.CommitOffsetsResponse(error=error, offsets=results)
+        return response
 
     @limited(group_pb2.AlterOffsetsResponse)
     async def AlterOffsets(
         self, request: group_pb2.AlterOffsetsRequest, context: Context
     ) -> group_pb2.AlterOffsetsResponse:
-        error, results = await self._stored(
-            request, lambda offsets: req.AlterOffsets(request.group, offsets), self._access(context)
+        response = group_pb2.AlterOffsetsResponse()
+        await self._store(
+            request, lambda offsets: req.AlterOffsets(request.group, offsets), self._access(context), response
         )
-        return group_pb2.AlterOffsetsResponse(error=error, offsets=results)
+        return response
 
-    async def _stored(
+    async def _store(
         self,
         request: group_pb2.CommitOffsetsRequest | group_pb2.AlterOffsetsRequest,
         asked: Callable[[tuple[req.OffsetToCommit, ...]], req.Request],
         access: Access | None,
-    ) -> tuple[common_pb2.Error | None, list[group_pb2.CommittedOffset]]:
-        """The error of all, or each offset with its own."""
+        response: group_pb2.CommitOffsetsResponse | group_pb2.AlterOffsetsResponse,
+    ) -> None:
+        """Fills in the error of all, or each offset with its own."""
         if (refusal := _may_not(access, Operation.READ, request.group)) is not None:
-            return wire.error_of(refusal), []
-        divided = Divided(
-            request.offsets,
-            name_refusal(access, Operation.READ, ResourceType.TOPIC, self._topic_of),
+            response.error.CopyFrom(to_proto(refusal.code, refusal.message))
+            return
+        divided = await Divided.of_many(
+            request.offsets, name_refusal(access, Operation.READ, ResourceType.TOPIC, self._topic_of)
         )
-        if divided.nothing_left:
-            return None, divided.merged((), _refused_offset)
-        allowed = divided.allowed
-        answer = await self._coordinator.ask(request.group, asked(wire.offsets_to_commit(allowed)))
-        error, results = wire.committed(allowed, answer)
-        return error, results if error is not None else divided.merged(results, _refused_offset)
+        results: Iterable[group_pb2.CommittedOffset] = ()
+        if not divided.nothing_left:
+            allowed = divided.allowed
+            answer = await self._coordinator.ask(request.group, asked(await wire.offsets_to_commit(allowed)))
+            stored = _stored(answer)
+            if stored.error is not None:
+                response.error.CopyFrom(to_proto(stored.error.code, stored.error.message))
+                return
+            results = map(wire.committed, allowed, stored.errors)
+        async for result in divided.merging(results, _refused_offset):
+            response.offsets.append(result)
 
     def _topic_of(self, offset: group_pb2.CommittedOffset) -> str:
         """The name of the topic that an offset is kept for: that of its id, where it has one."""
@@ -162,26 +173,30 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         access = self._access(context)
         if (refusal := _may_not(access, Operation.DESCRIBE, request.group)) is not None:
             return group_pb2.FetchOffsetsResponse(error=wire.error_of(refusal))
-        divided = Divided(request.partitions, _may_see(access))
-        if divided.nothing_left:
-            return group_pb2.FetchOffsetsResponse(offsets=divided.merged((), _unseen_offset))
-        asked = req.FetchOffsets(
-            request.group,
-            request.member_id,
-            request.member_epoch,
-            wire.named_partitions(divided.allowed) or None,
-            request.require_stable,
-        )
-        answer = await self._coordinator.ask(request.group, asked)
-        if isinstance(answer, req.Refusal):
-            return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer))
-        assert isinstance(answer, req.FetchAnswer), answer
-        offsets = wire.fetched(answer.offsets)
+        divided = await Divided.of_many(request.partitions, _may_see(access))
+        answer = req.FetchAnswer()
+        if not divided.nothing_left:
+            asked = req.FetchOffsets(
+                request.group,
+                request.member_id,
+                request.member_epoch,
+                await wire.named_partitions(divided.allowed) or None,
+                request.require_stable,
+            )
+            found = await self._coordinator.ask(request.group, asked)
+            if isinstance(found, req.Refusal):
+                return group_pb2.FetchOffsetsResponse(error=wire.error_of(found))
+            assert isinstance(found, req.FetchAnswer), found
+            answer = found
+        response = group_pb2.FetchOffsetsResponse(error=wire.error_of(answer.error))
         if answer.error is None and request.partitions:
-            offsets = divided.merged(offsets, _unseen_offset)
-        elif access is not None:  # all that are kept: of those that it may see
-            offsets = [each for each in offsets if _may_see_topic(access, each.partition.topic)]
-        return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer.error), offsets=offsets)
+            async for result in divided.merging(map(wire.fetched, answer.offsets), _unseen_offset):
+                response.offsets.append(result)
+        else:  # all that are kept: of those that it may see
+            async for each in by_turns(answer.offsets):
+                if access is None or _may_see_topic(access, each.partition.topic):
+                    response.offsets.append(wire.fetched(each))
+        return response
 
     @limited(group_pb2.DeleteOffsetsResponse)
     async def DeleteOffsets(
@@ -190,28 +205,25 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         access = self._access(context)
         if (refusal := _may_not(access, Operation.DELETE, request.group)) is not None:
             return group_pb2.DeleteOffsetsResponse(error=wire.error_of(refusal))
-        divided = Divided(
+        divided = await Divided.of_many(
             request.partitions, name_refusal(access, Operation.READ, ResourceType.TOPIC, lambda each: each.topic)
         )
-        results: list[group_pb2.DeletedOffset] = []
+        results: Iterable[group_pb2.DeletedOffset] = ()
         if not divided.nothing_left:
             allowed = divided.allowed
-            asked = req.DeleteOffsets(request.group, wire.named_partitions(allowed))
+            asked = req.DeleteOffsets(request.group, await wire.named_partitions(allowed))
             answer = await self._coordinator.ask(request.group, asked)
             refusal = _refusal(answer)
             if refusal is not None:
                 return group_pb2.DeleteOffsetsResponse(error=wire.error_of(refusal))
             assert isinstance(answer, req.DeleteAnswer), answer
-            results = [
-                group_pb2.DeletedOffset(partition=partition, error=wire.error_of(each))
-                for partition, each in zip(allowed, answer.errors, strict=True)
-            ]
-        return group_pb2.DeleteOffsetsResponse(
-            offsets=divided.merged(
-                results,
-                lambda partition, refused: group_pb2.DeletedOffset(partition=partition, error=to_proto(*refused)),
-            )
-        )
+            results = map(_deleted_offset, allowed, answer.errors)
+        response = group_pb2.DeleteOffsetsResponse()
+        async for result in divided.merging(
+            results, lambda partition, refused: group_pb2.DeletedOffset(partition=partition, error=to_proto(*refused))
+        ):
+            response.offsets.append(result)
+        return response
 
     # Groups
 
@@ -247,13 +259,20 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         groups, refusal = wire.groups_of(request)
         access = self._access(context)
         deleted = []
-        for group in groups:
+        async for group in by_turns(groups):
             refused = refusal or _may_not(access, Operation.DELETE, group)
             answer = refused or await self._coordinator.ask(group, req.DeleteGroup(group))
             found = _refusal(answer)
             error = None if found is None else to_proto(found.code, found.message)
             deleted.append(group_pb2.DeletedGroup(group=group, error=error))
         return group_pb2.DeleteGroupsResponse(groups=deleted)
+
+
+def _stored(answer: req.Answer | req.Refusal) -> req.CommitAnswer:
+    if isinstance(answer, req.Refusal):
+        return req.CommitAnswer(answer)
+    assert isinstance(answer, req.CommitAnswer), answer
+    return answer
 
 
 def _refusal(answer: req.Answer | req.Refusal) -> req.Refusal | None:
@@ -297,6 +316,10 @@ def _refused_offset(offset: group_pb2.CommittedOffset, refused: Refused) -> grou
     result.MergeFrom(offset)
     result.error.CopyFrom(to_proto(*refused))
     return result
+
+
+def _deleted_offset(partition: common_pb2.TopicPartition, refusal: req.Refusal | None) -> group_pb2.DeletedOffset:
+    return group_pb2.DeletedOffset(partition=partition, error=wire.error_of(refusal))
 
 
 def _unseen_offset(partition: common_pb2.TopicPartition, refused: Refused) -> group_pb2.CommittedOffset:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.rpc.errors import to_proto
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.security.access import Access, error_of
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
 from highwater.v1 import common_pb2
@@ -29,6 +30,16 @@ class Divided(Generic[_Item]):
             found = ((index, refusal(item)) for index, item in enumerate(items))
             self._refused = {index: refused for index, refused in found if refused is not None}
 
+    @classmethod
+    async def of_many(cls, items: Sequence[_Item], refusal: Callable[[_Item], Refusal | None] | None) -> Divided[_Item]:
+        """Of thousands: others have their turn in between."""
+        divided = cls(items, None)
+        if refusal is not None:
+            async for index, item in by_turns(enumerate(items)):
+                if (refused := refusal(item)) is not None:
+                    divided._refused[index] = refused
+        return divided
+
     def __bool__(self) -> bool:
         """Tells whether anything is refused."""
         return bool(self._refused)
@@ -39,6 +50,8 @@ class Divided(Generic[_Item]):
 
     @property
     def allowed(self) -> list[_Item]:
+        if not self._refused:
+            return list(self._items)
         return [item for index, item in enumerate(self._items) if index not in self._refused]
 
     def merged(self, results: Iterable[_Result], refused: Callable[[_Item, Refusal], _Result]) -> list[_Result]:
@@ -48,6 +61,15 @@ class Divided(Generic[_Item]):
             refused(item, self._refused[index]) if index in self._refused else next(rest)
             for index, item in enumerate(self._items)
         ]
+
+    async def merging(
+        self, results: Iterable[_Result], refused: Callable[[_Item, Refusal], _Result]
+    ) -> AsyncIterator[_Result]:
+        """As `merged`, of thousands: others have their turn in between, also where `results` are made as they are
+        taken."""
+        rest = iter(results)
+        async for index, item in by_turns(enumerate(self._items)):
+            yield refused(item, self._refused[index]) if index in self._refused else next(rest)
 
 
 def key_refusal(access: Access | None, operation: Operation) -> Callable[[PartitionKey], Refusal | None] | None:

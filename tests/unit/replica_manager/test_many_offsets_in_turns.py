@@ -1,0 +1,127 @@
+"""Requests that name thousands of offsets, or of groups, let others have their turn of the event loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from counted_turns import with_turns
+
+from highwater.errors import ErrorCode
+from highwater.groups import requests as req
+from highwater.groups.topics import TopicImage
+from highwater.replica_manager.server.group_servicer import GroupServicer
+from highwater.rpc.listeners import Listener
+from highwater.rpc.process import loop_turn
+from highwater.security.acls import Operation, ResourceType
+from highwater.v1 import common_pb2, group_pb2
+
+MANY = 50
+NOTHING: Any = None
+REFUSED = req.Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is none")
+EXPECTED = [ErrorCode.NONE if number else ErrorCode.TOPIC_AUTHORIZATION_FAILED for number in range(MANY)]
+EXPECTED[-1] = REFUSED.code
+
+
+class Access:
+    """Anything may be done but with topic `t0`."""
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return name != "t0"
+
+    def may_topic(self, operation: Operation, name: str) -> bool:
+        return name != "t0"
+
+    def refusal(self, operation: Operation, resource_type: ResourceType, name: str) -> str:
+        return "it may not"
+
+
+class Coordinator:
+    """Keeps nothing; the last partition of a request is refused."""
+
+    image = TopicImage()
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def ask(self, group: str, request: Any) -> Any:
+        self.asked.append(request)
+        match request:
+            case req.CommitOffsets() | req.AlterOffsets():
+                return req.CommitAnswer(errors=(None,) * (len(request.offsets) - 1) + (REFUSED,))
+            case req.DeleteOffsets():
+                return req.DeleteAnswer(errors=(None,) * (len(request.partitions) - 1) + (REFUSED,))
+            case req.FetchOffsets():
+                named = request.partitions or [req.NamedPartition(f"t{number}", 0) for number in range(MANY)]
+                return req.FetchAnswer(offsets=tuple(req.FetchedOffset(each, None) for each in named))
+        return req.DeleteAnswer(REFUSED if request.group == f"g{MANY - 1}" else None)
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    monkeypatch.setattr(loop_turn, "TURN_S", 0.0)
+    return Coordinator()
+
+
+def servicer(coordinator: Coordinator, access: Access | None = None) -> GroupServicer:
+    made = GroupServicer(coordinator, Listener("I", "I"))  # type: ignore[arg-type]
+    made._access = lambda context: access  # type: ignore[assignment,method-assign,return-value]
+    return made
+
+
+def named() -> list[common_pb2.TopicPartition]:
+    return [common_pb2.TopicPartition(topic=f"t{number}") for number in range(MANY)]
+
+
+def codes(results: Any) -> list[int]:
+    return [each.error.code for each in results]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_type"),
+    [("CommitOffsets", group_pb2.CommitOffsetsRequest), ("AlterOffsets", group_pb2.AlterOffsetsRequest)],
+)
+async def test_offsets_that_are_stored(coordinator: Coordinator, method: str, request_type: Any) -> None:
+    offsets = [group_pb2.CommittedOffset(partition=each, offset=9, metadata="m") for each in named()]
+    handler = getattr(servicer(coordinator, Access()), method)
+    response, turns = await with_turns(handler(request_type(group="g", offsets=offsets), NOTHING))
+    assert codes(response.offsets) == EXPECTED
+    assert [each.partition for each in response.offsets] == named()
+    assert [each.topic for each in coordinator.asked[0].offsets] == [each.topic for each in named()[1:]]
+    assert turns >= 2.5 * MANY
+
+
+async def test_a_refusal_of_all_names_none(coordinator: Coordinator) -> None:
+    async def ask(group: str, request: Any) -> req.Refusal | req.CommitAnswer:
+        return REFUSED if group == "g" else req.CommitAnswer(REFUSED)
+
+    coordinator.ask = ask  # type: ignore[method-assign]
+    for group in ("g", "h"):
+        request = group_pb2.CommitOffsetsRequest(group=group, offsets=[group_pb2.CommittedOffset()])
+        response = await servicer(coordinator).CommitOffsets(request, NOTHING)
+        assert response.error.code == int(REFUSED.code)
+        assert not response.offsets
+
+
+@pytest.mark.parametrize("partitions", [named(), []], ids=["named", "all"])
+async def test_offsets_that_are_fetched(coordinator: Coordinator, partitions: list[common_pb2.TopicPartition]) -> None:
+    request = group_pb2.FetchOffsetsRequest(group="g", partitions=partitions)
+    response, turns = await with_turns(servicer(coordinator, Access()).FetchOffsets(request, NOTHING))
+    assert [each.partition for each in response.offsets] == (partitions or named()[1:])
+    assert codes(response.offsets)[:2] == ([EXPECTED[0], 0] if partitions else [0, 0])
+    assert turns >= (2.5 if partitions else 0.9) * MANY
+
+
+async def test_offsets_that_are_deleted(coordinator: Coordinator) -> None:
+    request = group_pb2.DeleteOffsetsRequest(group="g", partitions=named())
+    response, turns = await with_turns(servicer(coordinator, Access()).DeleteOffsets(request, NOTHING))
+    assert codes(response.offsets) == EXPECTED
+    assert [each.partition for each in response.offsets] == named()
+    assert turns >= 2.5 * MANY
+
+
+async def test_groups_that_are_deleted(coordinator: Coordinator) -> None:
+    request = group_pb2.DeleteGroupsRequest(groups=[f"g{number}" for number in range(MANY)])
+    response, turns = await with_turns(servicer(coordinator).DeleteGroups(request, NOTHING))
+    assert codes(response.groups) == [0] * (MANY - 1) + [REFUSED.code]
+    assert turns >= 0.9 * MANY
