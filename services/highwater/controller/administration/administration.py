@@ -21,6 +21,7 @@ from highwater.controller.administration.configuration import Configuration
 from highwater.controller.administration.entity_configuration import EntityConfiguration, StaticValue
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
+from highwater.controller.state_machines.pieces import AT_ONCE
 from highwater.controller.term.active_controller import ActiveController, Standing
 from highwater.controller.topics.topic_admin import (
     NewTopic,
@@ -46,6 +47,7 @@ from highwater.metadata.state.topics import (
 from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
+from highwater.rpc.process.loop_turn import by_turns
 
 RETRY_PAUSE_S = 0.1
 METADATA_PATIENCE_S = 1.0  # a broker that is slow to hear of a topic does not hold up its creation for longer
@@ -340,15 +342,14 @@ class Administration:
         await self._active_controller.until(lambda: self._cluster.listed, timeout_s)
         names = list(wanted) or [(p.topic, p.key.partition) for p in self._cluster.topics.partitions()]
         found = {}
-        for name, number in names:
+        needless = set()
+        async for name, number in by_turns(names):
             topic = self._cluster.topics.named(name)
             if topic is not None and 0 <= number < len(topic.partitions):
-                found[name, number] = topic.partitions[number]
-        needless = {place for place, each in found.items() if each.leader == each.replicas[0]}
-        self._active_controller.perform(self._cluster.prefer(each.key for each in found.values()))
-        await self._active_controller.until(
-            lambda: all(each.pending is None for each in found.values()), max(deadline - time.monotonic(), 0)
-        )
+                found[name, number] = partition = topic.partitions[number]
+                if partition.leader == partition.replicas[0]:
+                    needless.add((name, number))
+        await self._prefer(list(found.values()), deadline)
 
         def outcome(place: tuple[str, int]) -> PartitionOutcome:
             name = f"{place[0]}-{place[1]}"
@@ -365,7 +366,18 @@ class Administration:
             message = f"broker {preferred}, the preferred leader of {name}, is not live or not in the ISR: try later"
             return PartitionOutcome(*place, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message)
 
-        return [outcome(place) for place in names]
+        return [outcome(place) async for place in by_turns(names)]
+
+    async def _prefer(self, partitions: Sequence[PartitionStateMachine], deadline: float) -> None:
+        """Decides some of them at a time, and has that written before the next: what is decided is handed out in the
+        same turn of the event loop. All are decided, though those that were written last may be so after the deadline.
+        """
+        for first in range(0, len(partitions), AT_ONCE):
+            some = partitions[first : first + AT_ONCE]
+            self._active_controller.perform(self._cluster.prefer(each.key for each in some))
+            written = _each(some, lambda partition: partition.pending is None)
+            await self._active_controller.until(written, max(deadline - time.monotonic(), 0))
+            await asyncio.sleep(0)  # nothing was to be waited for where none of them had to go back
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_Answer]], deadline: float) -> _Answer:
         """For what may be repeated; raises the last trouble with etcd at the deadline."""

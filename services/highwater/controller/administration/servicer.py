@@ -20,6 +20,7 @@ from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import to_key
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.rpc.requests.request_limits import limited
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
@@ -53,13 +54,15 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         if administration is not None:
             try:
                 outcomes = await administration.create_topics(
-                    [wire.new_topic(each, internal=request.internal) for each in request.topics],
+                    [wire.new_topic(each, internal=request.internal) async for each in by_turns(request.topics)],
                     validate_only=request.validate_only,
                     timeout_s=_timeout_s(request.timeout_ms),
                 )
             except ControllerDeposed:
                 return self._elsewhere(controller_pb2.CreateTopicsResponse)
-            return controller_pb2.CreateTopicsResponse(results=map(_topic_result, outcomes))
+            return controller_pb2.CreateTopicsResponse(
+                results=[_topic_result(each) async for each in by_turns(outcomes)]
+            )
         return self._elsewhere(controller_pb2.CreateTopicsResponse)
 
     @limited(controller_pb2.DeleteTopicsResponse)
@@ -72,7 +75,9 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
                 outcomes = await administration.delete_topics(request.topics, timeout_s=_timeout_s(request.timeout_ms))
             except ControllerDeposed:
                 return self._elsewhere(controller_pb2.DeleteTopicsResponse)
-            return controller_pb2.DeleteTopicsResponse(results=map(_topic_result, outcomes))
+            return controller_pb2.DeleteTopicsResponse(
+                results=[_topic_result(each) async for each in by_turns(outcomes)]
+            )
         return self._elsewhere(controller_pb2.DeleteTopicsResponse)
 
     @limited(controller_pb2.CreatePartitionsResponse)
@@ -83,13 +88,15 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         if administration is not None:
             try:
                 outcomes = await administration.create_partitions(
-                    [wire.new_partitions(each) for each in request.topics],
+                    [wire.new_partitions(each) async for each in by_turns(request.topics)],
                     validate_only=request.validate_only,
                     timeout_s=_timeout_s(request.timeout_ms),
                 )
             except ControllerDeposed:
                 return self._elsewhere(controller_pb2.CreatePartitionsResponse)
-            return controller_pb2.CreatePartitionsResponse(results=map(_topic_result, outcomes))
+            return controller_pb2.CreatePartitionsResponse(
+                results=[_topic_result(each) async for each in by_turns(outcomes)]
+            )
         return self._elsewhere(controller_pb2.CreatePartitionsResponse)
 
     async def ControlledShutdown(
@@ -131,18 +138,15 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         administration = self._acting()
         if administration is None:
             return self._elsewhere(controller_pb2.ElectLeadersResponse)
-        outcomes = await administration.elect_preferred(
-            [(each.topic, each.partition) for each in request.partitions], timeout_s=_timeout_s(request.timeout_ms)
-        )
-        return controller_pb2.ElectLeadersResponse(
-            results=[
-                controller_pb2.PartitionResult(
-                    partition=common_pb2.TopicPartition(topic=each.topic, partition=each.partition),
-                    error=to_proto(each.error, each.message),
-                )
-                for each in outcomes
-            ]
-        )
+        wanted = [(each.topic, each.partition) async for each in by_turns(request.partitions)]
+        outcomes = await administration.elect_preferred(wanted, timeout_s=_timeout_s(request.timeout_ms))
+        response = controller_pb2.ElectLeadersResponse()
+        async for outcome in by_turns(outcomes):
+            response.results.add(
+                partition=common_pb2.TopicPartition(topic=outcome.topic, partition=outcome.partition),
+                error=to_proto(outcome.error, outcome.message),
+            )
+        return response
 
     async def DescribeCluster(
         self, request: controller_pb2.DescribeClusterRequest, context: Context
