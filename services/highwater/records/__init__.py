@@ -2,7 +2,8 @@
 
 encode_rows, encode_columns, encode_arrays, encode_lists    records -> one batch
 decode                                                      one batch -> Batch (records() or to_arrow())
-read_header, iter_batches, split_batches, verify            what a broker looks at: headers and CRCs
+read_header, iter_batches, split_batches, verify,
+first_columnar                                              what a broker looks at: headers and CRCs
 stamp, with_producer, with_log_append_time                  change a header without touching the payload
 retain                                                      what compaction keeps of a batch
 
@@ -27,6 +28,7 @@ from highwater.records.header import (
     BatchHeader,
     ReadableBuffer,
     TimestampType,
+    first_columnar,
     iter_batches,
     read_header,
     split_batches,
@@ -71,6 +73,7 @@ __all__ = [
     "encode_columns",
     "encode_lists",
     "encode_rows",
+    "first_columnar",
     "iter_batches",
     "read_header",
     "retain",

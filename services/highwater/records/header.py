@@ -42,6 +42,8 @@ _LAYOUT = struct.Struct(">qiiBIhiqqqhii")
 _STAMP = struct.Struct(">qii")
 _CRC = struct.Struct(">I")
 _LENGTH = struct.Struct(">i")
+# Length, magic and attributes.
+_KIND = struct.Struct(">8xi4xb4xh")
 # From the attributes to the record count: what the CRC covers of the header.
 _CHECKED = struct.Struct(">hiqqqhii")
 
@@ -213,6 +215,25 @@ def iter_batches(
             raise _truncated(position, header, end)
         yield position, header
         position += header.size_bytes
+
+
+def first_columnar(buffer: ReadableBuffer) -> int | None:
+    """The position of the first batch of columns; None: there is none in front of a batch that the buffer's end cuts
+    off. Nothing else of the headers is looked at: there may be thousands.
+
+    Raises:
+        CorruptBatchError: on a magic or a length that no batch has.
+    """
+    position, last = 0, len(buffer) - HEADER_BYTES
+    while position <= last:
+        length, magic, attributes = _KIND.unpack_from(buffer, position)
+        if magic != MAGIC or length < HEADER_BYTES - LENGTH_OVERHEAD_BYTES:
+            read_header(buffer, position)  # says what is wrong with it
+        following = position + length + LENGTH_OVERHEAD_BYTES
+        if attributes & COLUMNAR_BIT and following <= len(buffer):
+            return position
+        position = following
+    return None
 
 
 def split_batches(batches: bytes, most: int) -> Iterator[bytes]:

@@ -16,11 +16,13 @@ from highwater.records import (
     TimestampType,
     encode_lists,
     encode_rows,
+    first_columnar,
     iter_batches,
     read_header,
     split_batches,
     verify,
 )
+from highwater.records import header as headers
 
 HEADER = bytes.fromhex(
     "00000000000003e8"  # base offset 1000
@@ -196,3 +198,33 @@ def test_batches_are_split_between_them(sizes: list[int], most: int, cut: int) -
 @given(st.binary(max_size=2_000), st.integers(1, 3))
 def test_bytes_that_are_no_batches_are_split_somehow(content: bytes, most: int) -> None:
     assert b"".join(split_batches(content, most)) == content
+
+
+ROWS = encode_rows([Record(0, 1, b"k", b"v")])
+COLUMNS = encode_lists([1], [b"k"], [b"v"])
+
+
+@given(st.lists(st.sampled_from([ROWS, COLUMNS]), max_size=6), st.integers(0, 100))
+def test_the_first_columnar_batch_is_found_as_by_reading_all_headers(batches: list[bytes], cut: int) -> None:
+    joined = b"".join(batches)
+    joined = joined[: len(joined) - cut]
+    read = (position for position, header in iter_batches(joined, partial_ok=True) if header.columnar)
+    assert first_columnar(joined) == first_columnar(memoryview(joined)) == next(read, None)
+
+
+@pytest.mark.parametrize(
+    ("position", "replacement", "reason"),
+    [(16, "01", "magic 1"), (8, "00000030", "impossible length 48"), (8, "ffffffff", "impossible length -1")],
+)
+def test_no_first_columnar_batch_is_looked_for_in_what_is_none(position: int, replacement: str, reason: str) -> None:
+    with pytest.raises(CorruptBatchError, match=reason):
+        first_columnar(ROWS + altered(position, replacement, ROWS) + COLUMNS)
+
+
+def test_thousands_of_small_batches_are_passed_over_by_the_few_fields_that_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A header that is read whole is 4 us."""
+    monkeypatch.setattr(headers, "read_header", None)
+    assert first_columnar(ROWS * 10_000) is None
+    assert first_columnar(ROWS * 10_000 + COLUMNS) == len(ROWS) * 10_000

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
-from highwater.records import iter_batches
+from highwater.records import first_columnar
 from highwater.rpc.embedding import Piece
 
 
 def rows_before_columns(pieces: Sequence[Piece]) -> tuple[ErrorCode, Sequence[Piece]]:
     """The batches in front of the first columnar one; UNSUPPORTED_FOR_MESSAGE_FORMAT where that is the first."""
     joined = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    for position, header in iter_batches(joined, partial_ok=True):
-        if header.columnar:
-            if position == 0:
-                return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ()
-            return ErrorCode.NONE, (memoryview(joined)[:position],)
-    return ErrorCode.NONE, (joined,)
+    position = first_columnar(joined)
+    if position is None:
+        return ErrorCode.NONE, (joined,)
+    if position == 0:
+        return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ()
+    return ErrorCode.NONE, (memoryview(joined)[:position],)
