@@ -3,22 +3,32 @@ they are answered."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from counted_turns import with_turns
+from highwater.rpc.request_limits import MAX_WHOLE_FETCH
 from leading_broker import EPOCH, Leader, key
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import OffsetAnswer, StorageError
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.admission.throttling import Throttling
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.offsets import EARLIEST, OffsetsHandler
+from highwater.replica_manager.requests.produce import ProduceHandler, ProduceResult
+from highwater.replica_manager.server import fetch_stream, produce_requests
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
+from highwater.replica_manager.server.fetch_stream import FetchStream
+from highwater.replica_manager.server.produce_requests import RESULTS_AT_ONCE, ProduceRequests
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.process import loop_turn
 from highwater.security.acls import Operation
+from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
 
 MANY = 50
@@ -134,3 +144,59 @@ async def test_deleted_records(leader: Leader) -> None:
     assert [each.low_watermark for each in response.results] == [-1 if code else 5 for code in EXPECTED]
     assert len(begun) == MANY
     assert turns >= 2.5 * MANY
+
+
+async def test_the_answer_to_a_produce(leader: Leader) -> None:
+    """Of which each partition is refused. One of few is there at once."""
+    metrics = ReplicaManagerMetrics(Metrics("test"))
+    handler = ProduceHandler(leader.replica_manager, metrics, max_requests=4, max_bytes=1 << 20)
+    produces, free = ProduceRequests(handler), Throttling().of(NOTHING)
+    for count, least in ((RESULTS_AT_ONCE, 0), (4 * RESULTS_AT_ONCE, 3.9 * RESULTS_AT_ONCE)):
+        answered: asyncio.Future[broker_pb2.ProduceResponse] = asyncio.get_running_loop().create_future()
+        parts = [
+            broker_pb2.ProducePartition(partition=to_key(PartitionKey(b"x" * 16, number))) for number in range(count)
+        ]
+        request = broker_pb2.ProduceRequest(correlation_id=7, acks=-1, partitions=parts)
+
+        async def answer(
+            request: broker_pb2.ProduceRequest = request,
+            answered: asyncio.Future[broker_pb2.ProduceResponse] = answered,
+        ) -> broker_pb2.ProduceResponse:
+            assert produces.submit(request, answered.set_result, free) is None
+            return await answered
+
+        response, turns = await with_turns(answer())
+        assert response.correlation_id == 7
+        assert codes(response.results) == [ErrorCode.UNKNOWN_TOPIC_ID] * count
+        assert [each.partition.partition for each in response.results] == list(range(count))
+        assert turns >= least
+        assert (turns == 0) is (not least)
+    assert metrics.refused_produces.labels("UNKNOWN_TOPIC_ID")._value.get() == 5 * RESULTS_AT_ONCE
+    await handler.close()
+
+
+async def test_an_answer_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(result: ProduceResult) -> broker_pb2.ProduceResult:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(produce_requests, "_produce_result", broken)
+    responses: list[broker_pb2.ProduceResponse] = []
+    produce_requests._Answer(7, [ProduceResult(key(0))], responses.append).go_on()
+    assert [(each.correlation_id, each.error.code) for each in responses] == [(7, int(ErrorCode.UNKNOWN_SERVER_ERROR))]
+
+
+async def test_nothing_is_made_of_a_fetch_that_names_too_much_for_no_session(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_stream, "fetch_params", NOTHING)
+    stream = FetchStream(leader.replica_manager, leader.handler, Listener("I", "I"))
+    parts = [broker_pb2.FetchPartition()] * (MAX_WHOLE_FETCH + 1)
+    request = broker_pb2.FetchRequest(consumer=broker_pb2.ConsumerRole(), partitions=parts)
+
+    async def requests() -> AsyncIterator[broker_pb2.FetchRequest]:
+        yield request
+
+    await stream.read(requests())
+    (answer,) = [broker_pb2.FetchResponse.FromString(each) async for each in stream.responses()]
+    assert answer.error.code == int(ErrorCode.INVALID_REQUEST)
+    assert "no incremental session" in answer.error.message

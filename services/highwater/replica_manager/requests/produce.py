@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -250,10 +251,11 @@ class ProduceHandler:
         times.queue.observe(request.handed_s - request.taken_s)
         times.local.observe(written_s - request.handed_s)
         times.remote.observe(now_s - written_s)
-        for result in request.results:
-            if result.error is not ErrorCode.NONE:
-                self._metrics.refused_produces.labels(result.error.name).inc()
-                self._refused(result.key)
+        refused = [result for result in request.results if result.error is not ErrorCode.NONE]
+        for error, count in Counter(result.error for result in refused).items() if refused else ():
+            self._metrics.refused_produces.labels(error.name).inc(count)
+        for result in refused:
+            self._refused(result.key)
 
     def _refused(self, key: PartitionKey) -> None:
         hosted = self.replica_manager.hosted.get(key)

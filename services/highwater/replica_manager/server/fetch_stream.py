@@ -93,7 +93,7 @@ class FetchStream:
 
     async def _take(self, request: broker_pb2.FetchRequest) -> FetchParams | bytes:
         refusal = fetch_refusal(request, self._listener)
-        if refusal:
+        if refusal := refusal or ("" if request.incremental else too_large_for_whole(request)):
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
         params = await fetch_params(request, self._access)
@@ -114,9 +114,6 @@ class FetchStream:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
         if self._incremental is None and len(params.parts) > MAX_WHOLE_FETCH:
-            if not request.incremental:
-                self._ended = True
-                return fetch_error(request, ErrorCode.INVALID_REQUEST, too_large_for_whole(request))
             params.parts = params.parts[:MAX_WHOLE_FETCH]  # it had to name all, not knowing of too many sessions
         if params.role is FetchRole.REPLICA:
             if self._is_stale():

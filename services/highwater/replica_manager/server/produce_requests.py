@@ -13,10 +13,16 @@ from highwater.replica_manager.requests.produce import ProduceHandler, ProducePa
 from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.process.loop_turn import LoopTurn
 from highwater.rpc.requests.request_limits import too_large
 from highwater.security.access import Access
 from highwater.security.acls import Operation
+from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2
+
+logger = get_logger("replica_manager.produce_requests")
+
+RESULTS_AT_ONCE = 50  # as many are answered in the turn in which the last of them is known
 
 Respond = Callable[[broker_pb2.ProduceResponse], None]
 
@@ -89,6 +95,9 @@ class ProduceRequests:
             return None
 
         def done(results: Sequence[ProduceResult]) -> None:
+            if len(results) > RESULTS_AT_ONCE:
+                _Answer(correlation_id, results, respond).go_on()
+                return
             respond(
                 broker_pb2.ProduceResponse(correlation_id=correlation_id, results=[_produce_result(r) for r in results])
             )
@@ -105,6 +114,39 @@ class ProduceRequests:
             traceparent=request.traceparent,
             caller=caller,
         )
+
+
+class _Answer:
+    """The response about many partitions, made in turns of the event loop. Their outcomes do not change any more."""
+
+    __slots__ = ("_made", "_respond", "_response", "_results")
+
+    def __init__(self, correlation_id: int, results: Sequence[ProduceResult], respond: Respond) -> None:
+        self._response = broker_pb2.ProduceResponse(correlation_id=correlation_id)
+        self._results = results
+        self._respond = respond
+        self._made = 0
+
+    def go_on(self) -> None:
+        try:
+            if not self._make():
+                asyncio.get_running_loop().call_soon(self.go_on)
+                return
+        except Exception:  # a mistake of ours: its sender must not wait for ever
+            logger.exception("the answer to a produce could not be made")
+            error = to_proto(ErrorCode.UNKNOWN_SERVER_ERROR)
+            self._response = broker_pb2.ProduceResponse(correlation_id=self._response.correlation_id, error=error)
+        self._respond(self._response)
+
+    def _make(self) -> bool:
+        """Tells whether it is made; else this turn is over."""
+        turn, results = LoopTurn(), self._results
+        while self._made < len(results):
+            if turn.over():
+                return False
+            self._response.results.append(_produce_result(results[self._made]))
+            self._made += 1
+        return True
 
 
 def _checked(part: ProducePart, access: Access) -> ProducePart:
