@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Turns:
@@ -28,3 +29,10 @@ def counted_turns() -> Iterator[Turns]:
         yield turns
     finally:
         beside.cancel()
+
+
+async def with_turns(request: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
+    """The response, and how often others had the event loop until then."""
+    with counted_turns() as turns:
+        response = await request
+        return response, turns.count

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from counted_turns import with_turns
-from highwater.rpc.request_limits import MAX_WHOLE_FETCH
 from leading_broker import EPOCH, Leader, key
 
 from highwater.errors import ErrorCode
@@ -27,6 +26,7 @@ from highwater.replica_manager.server.produce_requests import RESULTS_AT_ONCE, P
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.process import loop_turn
+from highwater.rpc.requests.request_limits import MAX_WHOLE_FETCH
 from highwater.security.acls import Operation
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
