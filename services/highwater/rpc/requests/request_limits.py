@@ -24,7 +24,7 @@ MAX_PARTITIONS = 10_000
 MAX_PRODUCED = 2_000
 """Partitions of a Produce, each with records and an answer of its own."""
 MAX_LOOKED_UP = 2_000
-"""Partitions of a ListOffsets or an OffsetForLeaderEpoch, which are looked at in one turn."""
+"""Partitions of a ListOffsets or an OffsetForLeaderEpoch, each with a look-up of its own."""
 MAX_DELETED = 1_000
 """Partitions of a DeleteRecords: as many of one caller may wait for their replicas at a broker."""
 MAX_METADATA_TOPICS = 50_000
