@@ -19,7 +19,7 @@ from highwater.model.partition import PartitionKey
 from highwater.records import CorruptBatchError
 from highwater.replica_manager.groups.member_streams import MemberStream, MemberStreams
 from highwater.replica_manager.groups.record_batches import decode, encode
-from highwater.replica_manager.groups.shard_log import IN_FLIGHT, ShardLog, ShardLogError
+from highwater.replica_manager.groups.shard_log import BATCH_BYTES, IN_FLIGHT, ShardLog, ShardLogError
 from highwater.replica_manager.groups.topic_feed import TopicFeed
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 
@@ -109,12 +109,29 @@ async def test_batches_are_in_flight_together_once_the_first_stands_where_it_sho
         await asyncio.sleep(0)
     assert len(broker.sent) == 1
     broker.answer()
+    await asyncio.sleep(0)
     assert len(broker.sent) == 1  # what had gathered, as one
     broker.answer()
     for number in range(2 * IN_FLIGHT):
         log.write([record(number)])
         await asyncio.sleep(0)
     assert len(broker.sent) == IN_FLIGHT
+
+
+async def test_each_batch_of_a_large_outcome_has_a_turn_of_the_event_loop() -> None:
+    broker = Log()
+    log = await broker.loaded()
+    log.write([record(0)])
+    await asyncio.sleep(0)
+    broker.answer()
+    log.write([record(number, BATCH_BYTES // 2) for number in range(1, 4)])
+    for sent in range(4):
+        assert len(broker.sent) == min(sent, 3)
+        await asyncio.sleep(0)
+    while broker.sent:
+        broker.answer()
+    broker.wait_for(4)
+    assert broker.told == [(4, ErrorCode.NONE)]
 
 
 async def test_a_batch_that_fails_fails_all_behind_it() -> None:

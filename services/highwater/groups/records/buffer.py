@@ -39,6 +39,10 @@ class Writer:
     def int64(self, value: int) -> None:
         self._out += _INT64.pack(value)
 
+    def packed(self, layout: struct.Struct, *values: int | bytes) -> None:
+        """Several values of a fixed size at once."""
+        self._out += layout.pack(*values)
+
     def unsigned_varint(self, value: int) -> None:
         while value > 0x7F:
             self._out.append(value & 0x7F | 0x80)

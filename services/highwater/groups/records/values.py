@@ -5,12 +5,19 @@ An empty string stands for Kafka's null, where a field is nullable.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
 from highwater.groups.records.buffer import Reader, UnreadableRecordError, Writer
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
+
+_FRONT_1 = struct.Struct(">hq")  # of an offset: the version, the offset
+_FRONT = struct.Struct(">hqi")  # and the leader's epoch
+# The time of the commit, and the tagged fields: their number, and the tag, size and bytes of the topic's id.
+_TIME_AND_TOPIC = struct.Struct(f">qBBB{TOPIC_ID_BYTES}s")
+_TWO_TIMES = struct.Struct(">qq")
 
 
 class MemberState(IntEnum):
@@ -39,20 +46,18 @@ class OffsetCommitValue:
     topic_id: bytes = b""  # b"": not known
 
     def encode(self, out: Writer) -> None:
-        version = 1 if self.expire_time_ms != -1 else 4 if self.topic_id else 3
-        out.int16(version)
-        out.int64(self.offset)
-        if version >= 3:
-            out.int32(self.leader_epoch)
-        if version == 4:
-            out.compact_string(self.metadata)
-        else:
+        if self.expire_time_ms != -1:
+            out.packed(_FRONT_1, 1, self.offset)
             out.string(self.metadata)
-        out.int64(self.commit_time_ms)
-        if version == 1:
-            out.int64(self.expire_time_ms)
-        if version == 4:
-            out.tagged_fields({0: self.topic_id})
+            out.packed(_TWO_TIMES, self.commit_time_ms, self.expire_time_ms)
+        elif self.topic_id:
+            out.packed(_FRONT, 4, self.offset, self.leader_epoch)
+            out.compact_string(self.metadata)
+            out.packed(_TIME_AND_TOPIC, self.commit_time_ms, 1, 0, TOPIC_ID_BYTES, self.topic_id)
+        else:
+            out.packed(_FRONT, 3, self.offset, self.leader_epoch)
+            out.string(self.metadata)
+            out.int64(self.commit_time_ms)
 
     @classmethod
     def decode(cls, data: Reader, version: int) -> OffsetCommitValue:

@@ -161,21 +161,29 @@ class ShardLog:
             told(error)
 
     def _flush_soon(self) -> None:
-        if not self._flushing:
+        if not self._flushing and self._may_send:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
+        """Sends a batch; the next goes in another turn of the event loop: a commit of thousands has several."""
         self._flushing = False
+        if not self._may_send:
+            return
+        records = [self._pending.popleft()]
+        size = size_of(records[0])
+        most_bytes = min(BATCH_BYTES, self._hosted.config.max_message_bytes - HEADER_BYTES)
+        while self._pending and size + size_of(self._pending[0]) <= most_bytes:
+            records.append(self._pending.popleft())
+            size += size_of(records[-1])
+        self._append(records, size)
+        self._flush_soon()
+
+    @property
+    def _may_send(self) -> bool:
         # The first one goes alone: an append of a broken stream may yet land where it is expected (RULES 3.4).
-        while self._pending and self._in_flight < (IN_FLIGHT if self._certain else 1) and self._ended is None:
-            records = [self._pending.popleft()]
-            size = size_of(records[0])
-            most_bytes = min(BATCH_BYTES, self._hosted.config.max_message_bytes - HEADER_BYTES)
-            while self._pending and size + size_of(self._pending[0]) <= most_bytes:
-                records.append(self._pending.popleft())
-                size += size_of(records[-1])
-            self._append(records, size)
+        most = IN_FLIGHT if self._certain else 1
+        return bool(self._pending) and self._in_flight < most and self._ended is None
 
     def _append(self, records: Sequence[Record], size: int) -> None:
         admission = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -210,7 +218,7 @@ class ShardLog:
             else:
                 self.end(ErrorCode.OFFSET_MISMATCH)  # the log has records that this shard has not replayed
             self._hosted.appended(self._pipeline.leader_epoch, answer, data, batches)
-            self._flush()
+            self._flush_soon()
 
         self._pipeline.append(data, len(records), answered, resend=False)
 
