@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -98,6 +98,34 @@ async def test_a_deadline_that_has_passed_leaves_none_undecided(monkeypatch: pyt
     outcomes = await administration_of(active_controller).elect_preferred([], timeout_s=0)
     expected = [ErrorCode.REQUEST_TIMED_OUT if number % 3 else ErrorCode.ELECTION_NOT_NEEDED for number in range(MANY)]
     assert [each.error for each in outcomes] == expected
+
+
+async def test_one_that_is_never_written_holds_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state in etcd cannot be read, say: the write waits for somebody to put that right."""
+    monkeypatch.setattr(administration, "AT_ONCE", 20)
+    active_controller = controller_of_many()
+    waited_s = 0.0
+    decided: list[tuple[int, float]] = []  # how many, and what had been waited before
+    perform = active_controller.perform
+
+    def writing(actions: Sequence[Action]) -> None:
+        writes = [action for action in actions if isinstance(action, WriteState)]
+        if writes:
+            decided.append((len(writes), waited_s))
+        perform([write for write in writes if write.key.partition != 1])
+
+    async def until(holds: Callable[[], bool], timeout_s: float) -> bool:
+        nonlocal waited_s
+        waited_s += 0 if holds() else timeout_s
+        return holds()
+
+    monkeypatch.setattr(active_controller, "perform", writing)
+    monkeypatch.setattr(active_controller, "until", until)
+    outcomes = await administration_of(active_controller).elect_preferred([], timeout_s=30)
+    assert [number for number, _ in decided] == [13, 13, 14]
+    assert [before <= 1 for _, before in decided] == [True, True, True]
+    assert 29 < waited_s < 31  # it is answered when all is done, or at the deadline
+    assert [number for number, each in enumerate(outcomes) if each.error is ErrorCode.REQUEST_TIMED_OUT] == [1]
 
 
 async def test_of_topics_that_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ Each request is carried out by `ActiveController`; here it is checked, started a
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -52,6 +53,7 @@ from highwater.rpc.process.loop_turn import by_turns
 RETRY_PAUSE_S = 0.1
 METADATA_PATIENCE_S = 1.0  # a broker that is slow to hear of a topic does not hold up its creation for longer
 MOVE_PATIENCE_S = 2.0  # for new leaders to take up what a leaving broker gave up
+LOT_PATIENCE_S = 0.5  # for some of an election's states to be written: one may wait for days, if nobody can read it
 MARK_PATIENCE_S = 0.5  # for the watch to tell what the broker had written before it asked
 HELD_SAMPLE = 10  # partitions that are named, of perhaps thousands
 
@@ -369,15 +371,23 @@ class Administration:
         return [outcome(place) async for place in by_turns(names)]
 
     async def _prefer(self, partitions: Sequence[PartitionStateMachine], deadline: float) -> None:
-        """Decides some of them at a time, and has that written before the next: what is decided is handed out in the
-        same turn of the event loop. All are decided, though those that were written last may be so after the deadline.
+        """Decides some of them at a time, and has that written before the next, as a rule: one that is not written, or
+        is gone, holds up no others. What is decided is handed out in the same turn of the event loop. All are decided,
+        though those that were written last may be so after the deadline.
         """
+
+        async def written(some: Sequence[PartitionStateMachine], within_s: float) -> None:
+            left_s = max(deadline - time.monotonic(), 0)
+            await self._active_controller.until(
+                _each(some, lambda partition: partition.pending is None), min(within_s, left_s)
+            )
+
         for first in range(0, len(partitions), AT_ONCE):
             some = partitions[first : first + AT_ONCE]
             self._active_controller.perform(self._cluster.prefer(each.key for each in some))
-            written = _each(some, lambda partition: partition.pending is None)
-            await self._active_controller.until(written, max(deadline - time.monotonic(), 0))
+            await written(some, LOT_PATIENCE_S)
             await asyncio.sleep(0)  # nothing was to be waited for where none of them had to go back
+        await written(partitions, math.inf)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_Answer]], deadline: float) -> _Answer:
         """For what may be repeated; raises the last trouble with etcd at the deadline."""
