@@ -40,14 +40,18 @@ class Broker:
         self.replica_manager = Leader(COUNT).replica_manager
         self.replica_manager.broker_epoch = EPOCH
         unasked: Any = SimpleNamespace(await_registration=self._registered)
-        self.control = Control(self.replica_manager, unasked, unasked)
+        self.remained = 0
+        self.control = Control(self.replica_manager, unasked, unasked, remained=self._remained)
         self.control.controller_epoch = 1
 
     async def _registered(self, broker_epoch: int) -> None:
         pass
 
-    async def stopped(self) -> Outcomes:
-        stops = [StopInstruction(key(number), -1, False) for number in range(COUNT)]
+    def _remained(self) -> None:
+        self.remained += 1
+
+    async def stopped(self, *, delete_logs: bool = False) -> Outcomes:
+        stops = [StopInstruction(key(number), -1, delete_logs) for number in range(COUNT)]
         return await self.control.stop_replica(Sender(0, 1, EPOCH), stops)
 
 
@@ -70,6 +74,25 @@ async def test_what_is_left_is_not_stopped_once_a_newer_controller_has_spoken() 
     assert newer.error is ErrorCode.NONE
     assert (await stopping).error is ErrorCode.STALE_CONTROLLER_EPOCH
     assert 0 < len(broker.replica_manager.hosted) < COUNT
+
+
+@pytest.mark.parametrize("delete_logs", [True, False])
+@pytest.mark.parametrize("gone", ["overtaken", "cancelled"])
+async def test_logs_that_were_to_be_deleted_are_looked_for_where_their_sender_is_gone(
+    gone: str, delete_logs: bool
+) -> None:
+    """RULES 9.2: their replicas are stopped, and the next controller may not know their topic any more."""
+    broker = Broker()
+    stopping = asyncio.create_task(broker.stopped(delete_logs=delete_logs))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if gone == "overtaken":
+        await broker.control.stop_replica(Sender(1, 2, EPOCH), [])
+    else:
+        stopping.cancel()
+    await asyncio.wait((stopping,))
+    assert 0 < len(broker.replica_manager.hosted) < COUNT
+    assert broker.remained == int(delete_logs)
 
 
 class Obeyed:

@@ -101,11 +101,35 @@ class Control:
         if refused is not None:
             return refused
         outcomes: dict[PartitionKey, InstructionOutcome] = {}
-        doomed = []
-        async with self._lock:
-            refused = self._stale(sender)
+        doomed: list[PartitionKey] = []
+        done = False
+        try:
+            refused = await self._stop(sender, stops, outcomes, doomed)
             if refused is not None:
                 return refused
+            # Not under the lock: deletions take long, and instructions must be answered within 5 s (RULES 7.7). A log
+            # that is wanted again by then is kept by its fence, or made again.
+            if doomed:
+                await self._delete(doomed, outcomes)
+            done = True
+        finally:
+            if doomed and not done:
+                # Its sender is overtaken, or has gone away: no later controller may know of these logs, and as they are
+                # hosted no more, nothing else tells that they remained (RULES 9.2).
+                self._remained()
+        return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] async for stop in by_turns(stops)])
+
+    async def _stop(
+        self,
+        sender: Sender,
+        stops: Sequence[StopInstruction],
+        outcomes: dict[PartitionKey, InstructionOutcome],
+        doomed: list[PartitionKey],
+    ) -> Outcomes | None:
+        """Fills in what became of each, and whose logs are to be deleted; the refusal of those that are left."""
+        async with self._lock:
+            if not stops:
+                return self._stale(sender)
             async for stop in by_turns(stops):
                 refused = self._stale(sender)  # others have had their turn
                 if refused is not None:
@@ -119,15 +143,14 @@ class Control:
                 outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.NONE)
                 if stop.delete_log:
                     doomed.append(stop.key)
-        # Not under the lock: deletions take long, and instructions must be answered within 5 s (RULES 7.7). A log that
-        # is wanted again by then is kept by its fence, or made again.
-        if doomed:
-            deleted = await self._purge.delete(doomed)
-            async for key, error in by_turns(deleted.items()):
-                outcomes[key] = InstructionOutcome(key, error.code, error.message)
-                if error.code is ErrorCode.LOG_STORAGE_ERROR:
-                    self._remained()
-        return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] async for stop in by_turns(stops)])
+        return None
+
+    async def _delete(self, doomed: Sequence[PartitionKey], outcomes: dict[PartitionKey, InstructionOutcome]) -> None:
+        deleted = await self._purge.delete(doomed)
+        async for key, error in by_turns(deleted.items()):
+            outcomes[key] = InstructionOutcome(key, error.code, error.message)
+            if error.code is ErrorCode.LOG_STORAGE_ERROR:
+                self._remained()
 
     async def update_metadata(
         self,
