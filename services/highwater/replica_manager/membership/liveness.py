@@ -247,7 +247,8 @@ class Liveness:
         doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
         await self._settle_cluster(described)
         self._due.clear()  # both answers were shown to `log_storage_seen`
-        if incarnation != described.incarnation:
+        # A later one may have been, too, while thousands of logs were read, or etcd was asked.
+        if not incarnation == described.incarnation == self._replica_manager.log_storage_incarnation:
             raise StorageUnavailableError("log-storage restarted between two answers")
         self._replica_manager.registration_lost()
         listeners = dict(self._listeners())
