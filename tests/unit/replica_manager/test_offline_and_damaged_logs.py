@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +33,7 @@ class Storage:
         self.offline: set[PartitionKey] = set()
         self.damaged: set[PartitionKey] = set()
         self.silent = 0  # so many calls get no answer
+        self.answered: Callable[[], None] = lambda: None  # before an answer arrives
         self.dropped: list[tuple[PartitionKey, int]] = []
         self.error = ErrorCode.NONE
 
@@ -44,6 +45,7 @@ class Storage:
     async def describe(self) -> Description:
         self._answer()
         logs = tuple(LogDescription(key, "t", LogState(9, 0, 0, 9), key in self.offline) for key in (KEY, OTHER))
+        self.answered()
         return Description("one", logs, False, frozenset())
 
     async def describe_logs(self) -> log_storage_pb2.DescribeLogsResponse:
@@ -54,6 +56,7 @@ class Storage:
             log.partition.topic_id, log.partition.partition = key
             if key in self.damaged:
                 log.damaged.add(first_offset=3, last_offset=4, problem="CRC-32C")
+        self.answered()
         return response
 
     async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
@@ -91,6 +94,31 @@ async def test_offline_logs_are_told_once_however_they_are_learned_of() -> None:
     assert len(logs) == 0
     logs.seen([OTHER])  # under the new incarnation it is news
     assert failed == [KEY, OTHER, OTHER]
+    await logs.stop()
+
+
+@pytest.mark.parametrize("kind", ["offline", "damaged"])
+async def test_an_answer_of_a_log_storage_that_is_gone_says_nothing(kind: str) -> None:
+    world = World()
+    storage, failed = world.storage, list[PartitionKey]()
+    storage.damaged, asked = set(), asyncio.Event()
+    logs = OfflineLogs(storage, failed.append) if kind == "offline" else world.logs  # type: ignore[arg-type]
+
+    def restarts() -> None:
+        """Once, while its answer is under way."""
+        if not asked.is_set():
+            asked.set()
+            logs.restarted()
+            setattr(storage, kind, {OTHER})
+
+    setattr(storage, kind, {KEY})
+    storage.answered = restarts
+    logs.count_changed(1)
+    await settled(logs)
+    assert asked.is_set()
+    assert failed == ([OTHER] if kind == "offline" else [])
+    assert KEY not in (logs if isinstance(logs, OfflineLogs) else logs._due_ms)
+    assert len(logs) == 1
     await logs.stop()
 
 

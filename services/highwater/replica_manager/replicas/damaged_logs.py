@@ -73,7 +73,7 @@ class DamagedLogs:
         self._leaving_since_ms: dict[PartitionKey, int] = {}
         self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
         self._dropping: set[PartitionKey] = set()
-        self._inquiry = Inquiry("damaged", self._ask, supervisor)
+        self._inquiry = Inquiry("damaged", self._ask, self.found, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
         """Tells whether the replica is on its way out of the ISR: it neither leads nor follows meanwhile."""
@@ -87,6 +87,7 @@ class DamagedLogs:
         self._due_ms.clear()
         self._leaving_since_ms.clear()
         self._left_under.clear()
+        self._inquiry.restarted()
 
     def count_changed(self, count: int) -> None:
         """The number of damaged logs is another one than before: which they are is asked for."""
@@ -95,9 +96,9 @@ class DamagedLogs:
     async def stop(self) -> None:
         await self._inquiry.stop()
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> set[PartitionKey]:
         described = await self._storage.describe_logs()
-        self.found({from_key(log.partition) for log in described.logs if log.damaged})
+        return {from_key(log.partition) for log in described.logs if log.damaged}
 
     def found(self, damaged: set[PartitionKey]) -> None:
         """These are all that are damaged now."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from highwater.log_storage_client.values import StorageUnavailableError
+from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 
@@ -16,14 +17,20 @@ RETRY_S = 0.5
 
 class Inquiry:
     """One question at a time. `ask` raises `StorageUnavailableError` where it has no answer: it is asked again after
-    `RETRY_S`. `condition`, "offline" or "damaged", is what the log speaks of."""
+    `RETRY_S`. `found` is told what it answers. `condition`, "offline" or "damaged", is what the log speaks of."""
 
     def __init__(
-        self, condition: str, ask: Callable[[], Awaitable[None]], supervisor: TaskSupervisor | None = None
+        self,
+        condition: str,
+        ask: Callable[[], Awaitable[set[PartitionKey]]],
+        found: Callable[[set[PartitionKey]], None],
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self._condition = condition
         self._supervisor = supervisor or TaskSupervisor()
         self._ask = ask
+        self._found = found
+        self._restarts = 0
         self._asking: asyncio.Task[None] | None = None
         self._ask_again = False
 
@@ -32,6 +39,10 @@ class Inquiry:
         self._ask_again = True
         if self._asking is None:
             self._asking = self._supervisor.run_once(f"{self._condition}-logs", self._run, self._failed)
+
+    def restarted(self) -> None:
+        """Another incarnation of log-storage is there: an answer that is under way may be the one's before."""
+        self._restarts += 1
 
     async def stop(self) -> None:
         if self._asking is not None:
@@ -46,11 +57,17 @@ class Inquiry:
         try:
             while self._ask_again:
                 self._ask_again = False
+                restarts = self._restarts
                 try:
-                    await self._ask()
+                    answer = await self._ask()
                 except StorageUnavailableError as error:
                     logger.warning("which logs are %s is not known yet: %s", self._condition, error)
                     self._ask_again = True
                     await asyncio.sleep(RETRY_S)
+                else:
+                    if restarts == self._restarts:
+                        self._found(answer)
+                    else:
+                        self._ask_again = True
         finally:
             self._asking = None

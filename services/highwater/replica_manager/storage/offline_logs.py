@@ -32,7 +32,7 @@ class OfflineLogs:
         self._storage = storage
         self._failed = failed
         self._known: set[PartitionKey] = set()
-        self._inquiry = Inquiry("offline", self._ask, supervisor)
+        self._inquiry = Inquiry("offline", self._ask, self.seen, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
         return key in self._known
@@ -55,6 +55,7 @@ class OfflineLogs:
     def restarted(self) -> None:
         """Another incarnation of log-storage: whatever was offline may be sound again."""
         self._known.clear()
+        self._inquiry.restarted()
 
     def count_changed(self, count: int) -> None:
         """The number of offline logs is another one than before: which they are is asked for."""
@@ -64,6 +65,6 @@ class OfflineLogs:
     async def stop(self) -> None:
         await self._inquiry.stop()
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> set[PartitionKey]:
         described = await self._storage.describe()
-        self.seen(log.key for log in described.logs if log.offline)
+        return {log.key for log in described.logs if log.offline}
