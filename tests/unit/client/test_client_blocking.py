@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import multiprocessing
 import os
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import get_type_hints
+from types import FrameType
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from highwater import client
 from highwater.client import ClientClosedError, HighwaterError, InvalidRequestError, TopicPartition, UnknownTopicError
 from highwater.client.blocking import Admin, Consumer, Producer, Scan
+from highwater.client.blocking.event_loop_thread import event_loop_thread
 from highwater.client.blocking.options import AdminOptions, ConsumerOptions, ProducerOptions, ScanOptions
 from highwater.errors import ErrorCode
 
@@ -201,3 +204,24 @@ def test_tables_of_any_library_are_sent(address: str) -> None:
         assert sent.records == 2
         with pytest.raises(InvalidRequestError, match="takes a table of pyarrow, pandas, Polars or DuckDB .* not dict"):
             producer.send_table("t", {"key": ["a"]})  # type: ignore[arg-type]
+
+
+def test_an_interrupt_between_the_steps_of_a_waits_lock_is_an_interrupt() -> None:
+    """`Condition.wait` has given its lock up and not begun to wait: leaving its `with` block then raises an error of
+    its own."""
+
+    def interrupting(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not threading.Condition.wait.__code__:
+            return interrupting if event == "call" else None
+        if event == "line" and "saved_state" in frame.f_locals:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupting
+
+    thread, before = event_loop_thread(), sys.gettrace()
+    sys.settrace(interrupting)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(asyncio.sleep(60), 10)
+    finally:
+        sys.settrace(before)

@@ -32,8 +32,12 @@ class EventLoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout_s)
-        except BaseException:
-            future.cancel()
+        except BaseException as error:
+            answered = not future.cancel()
+            # The wait gives its lock up and takes it again; whatever interrupts it between the two is followed by the
+            # complaint that the lock is not held.
+            if isinstance(error, RuntimeError) and error.__context__ is not None and not answered:
+                raise error.__context__ from None
             raise
 
     def _run_loop(self) -> None:
