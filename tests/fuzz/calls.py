@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -72,6 +73,16 @@ class Call:
     @property
     def rpc(self) -> Rpc:
         return rpcs()[self.path]
+
+    async def payloads(self, live: Live) -> list[bytes]:
+        """The bytes to send. Those with many elements are made in a thread: it takes seconds, in which the clients that
+        are watched would stand still with this process's loop."""
+        if any(sent.repeat for sent in self.sent):
+            return await asyncio.to_thread(self._bound, live.copy())
+        return self._bound(live)
+
+    def _bound(self, live: Live) -> list[bytes]:
+        return [sent.bound(self.rpc, live) for sent in self.sent]
 
     def to_json(self) -> dict[str, Any]:
         messages = []

@@ -45,6 +45,9 @@ class Live:
     texts: dict[str, str] = field(default_factory=dict)
     topic_ids: dict[str, bytes] = field(default_factory=dict)
 
+    def copy(self) -> Live:
+        return Live(dict(self.numbers), dict(self.texts), dict(self.topic_ids))
+
     def _values(self) -> dict[object, object]:
         return {
             **{number(name): value for name, value in self.numbers.items()},

@@ -136,8 +136,9 @@ class Run:
         await learn(self._cluster, self._store, self._admin, self.live)
 
     async def send(self, call: Call) -> None:
+        payloads = await call.payloads(self.live)
         self._recent.append((monotonic(), call))
-        problem = await self._sender.send(call, self.live)
+        problem = await self._sender.send(call, payloads)
         self.outcome.calls += 1
         if problem is not None:
             self.outcome.add(Finding(problem, self._seed, [call]))

@@ -19,7 +19,7 @@ from highwater.rpc.framed_stream import Kind, frame, hello
 
 from .calls import Call
 from .cluster import FuzzedCluster
-from .live import Live, is_list
+from .live import is_list
 from .rpcs import APPEND_SOCKET, CLIENT, CONTROLLER, FETCHER, INTERNAL, LOG_STORAGE
 
 DEADLINE_S = 2.0  # of one call: a fetch may ask to wait for a minute
@@ -61,9 +61,8 @@ class Sender:
         for channel in self._channels.values():
             await channel.close()
 
-    async def send(self, call: Call, live: Live) -> str | None:
+    async def send(self, call: Call, payloads: Sequence[bytes]) -> str | None:
         """Returns what is wrong with the answer; None: nothing."""
-        payloads = [sent.bound(call.rpc, live) for sent in call.sent]
         try:
             async with asyncio.timeout(DEADLINE_S):
                 if call.server == APPEND_SOCKET:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from pathlib import Path
@@ -9,11 +10,13 @@ from random import Random
 
 from google.protobuf.descriptor import Descriptor
 
+from highwater.v1.controller_pb2 import CreateTopicsRequest, NewTopic
+
 from .calls import Call, Finding, Sent, draw
 from .left_alone import tame
 from .live import PREY, STEADY, Live, number, topic_id
 from .messages import MessageGenerator
-from .rpcs import SERVED, rpcs, targets
+from .rpcs import CONTROLLER, SERVED, rpcs, targets
 
 PROTO = Path(__file__).parents[2] / "proto" / "highwater" / "v1"
 LIVE = Live(
@@ -112,3 +115,15 @@ def test_no_call_may_do_by_right_what_the_oracle_looks_for() -> None:
             tame(call.rpc, message, LIVE)
             assert message.SerializeToString(deterministic=True) == before
             assert getattr(message, "controller_epoch", 0) <= 3
+
+
+async def test_a_call_of_many_elements_is_made_while_the_others_go_on() -> None:
+    message = CreateTopicsRequest(topics=[NewTopic(topic=STEADY)])
+    many = Sent(message.SerializeToString(), repeat=("topics", 10_001), mutation="10")
+    making = asyncio.create_task(Call(CONTROLLER, "/highwater.v1.Controller/CreateTopics", (many,)).payloads(LIVE))
+    turns = 0
+    while not making.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len((await making)[0]) > 10_001
+    assert turns > 3
