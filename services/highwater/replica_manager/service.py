@@ -220,7 +220,7 @@ class ReplicaManagerService:
             self._store,
             self._keys,
             cluster_id=lambda: self.liveness.cluster_id,
-            evict=self.replica_manager.evict,
+            evict=self.replica_manager.evict_up_to,
         )
         self._strays = Strays(self._purge, self.replica_manager.hosted.keys(), _monotonic_ms)
         self.control = Control(

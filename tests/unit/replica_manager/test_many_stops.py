@@ -146,7 +146,12 @@ async def test_deletions_are_no_task_each(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(purge, "read_topics", read_topics)
     storage, nothing, evicted = LogStorage(), Any, list[PartitionKey]()
-    deleting = Purge(1, storage, nothing, nothing, cluster_id=lambda: "c", evict=evicted.append)  # type: ignore[arg-type]
+
+    def evict(stopped: PartitionKey, _: int) -> bool:
+        evicted.append(stopped)
+        return True
+
+    deleting = Purge(1, storage, nothing, nothing, cluster_id=lambda: "c", evict=evict)  # type: ignore[arg-type]
     wanted = [key(number) for number in range(10 * CONCURRENT_DELETIONS)]
     before = len(asyncio.all_tasks())
     with counted_turns() as turns:

@@ -41,7 +41,8 @@ class _Doom:
 class Purge:
     """`cluster_id` gives the one that this broker's logs belong to ("": not known yet); under another one nothing is
     deleted: an etcd that has lost everything must not take the records with it. `evict` stops the replica of a log that
-    is about to be deleted."""
+    is about to be deleted, unless it is hosted under a higher leader epoch by now (-1: never), and tells whether that
+    is so."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Purge:
         keys: Keys,
         *,
         cluster_id: Callable[[], str],
-        evict: Callable[[PartitionKey], None],
+        evict: Callable[[PartitionKey, int], bool],
     ) -> None:
         self._broker_id = broker_id
         self._storage = storage
@@ -89,7 +90,8 @@ class Purge:
         return errors
 
     async def _delete_one(self, doom: _Doom) -> StorageError:
-        self._evict(doom.key)
+        if not self._evict(doom.key, doom.leader_epoch):
+            return KEPT  # wanted again since it was judged
         try:
             error = await self._storage.delete_log(doom.key, doom.leader_epoch)
         except StorageUnavailableError as unavailable:
@@ -114,7 +116,7 @@ class Purge:
         offline = {log.key for log in described.logs if log.offline}
         dooms, _ = await self._judge(list({log.key for log in described.logs} | set(hosted)))
         async for doom in by_turns(dooms):
-            self._evict(doom.key)
+            self._evict(doom.key, doom.leader_epoch)
         results = await self._delete([doom for doom in dooms if doom.key not in offline])
         return not any(error.code is ErrorCode.LOG_STORAGE_ERROR for error in results.values())
 

@@ -203,6 +203,15 @@ class ReplicaManager:
             self._traffic.evicted(hosted.topic, hosted.traffic)
             self.sessions.evicted(key)
 
+    def evict_up_to(self, key: PartitionKey, leader_epoch: int) -> bool:
+        """As `evict`, by a decision that knows this leader epoch; -1: of a dead topic id, it goes in any case. False:
+        the replica was instructed under a higher one since, and stays."""
+        hosted = self.hosted.get(key)
+        if hosted is not None and 0 <= leader_epoch < hosted.partition.leader_epoch:
+            return False
+        self.evict(key)
+        return True
+
     # Carrying out
 
     def gathering_fences(self) -> AbstractContextManager[None]:
