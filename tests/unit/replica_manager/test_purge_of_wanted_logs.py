@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,11 +10,16 @@ from leading_broker import EPOCH, Leader, key
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import StorageError
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedTopic
+from highwater.metadata.state.topics import TopicsRead
+from highwater.metadata.store.transactions import Entry
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership import purge
 from highwater.replica_manager.membership.purge import KEPT, Purge
 
 KEY = key(0)
+KEYS = Keys("c")
 NOTHING: Any = None
 
 
@@ -46,3 +52,41 @@ async def test_a_replica_instructed_since_it_was_judged_stays(
     else:
         assert storage.deleted == [(KEY, known_epoch)]
         assert not replica_manager.hosted
+
+
+class Etcd:
+    """Holds one topic of one partition, as it is once the topics have been listed."""
+
+    def __init__(self, assignment: TopicAssignment, leader_epoch: int) -> None:
+        state = PartitionState(2, leader_epoch, 9, (2, 3))
+        values = {KEYS.topic("t"): assignment.to_json(), KEYS.state("t", 0): state.to_json()}
+        self._entries = {name: Entry(name, value, 1, 2) for name, value in values.items()}
+
+    async def get_many(self, names: Iterable[str], **_: Any) -> tuple[dict[str, Entry], int]:
+        return {name: self._entries[name] for name in names if name in self._entries}, 2
+
+
+@pytest.mark.parametrize(
+    ("since", "deleted"),
+    [
+        (TopicAssignment("t", KEY.topic_id, ((2, 3),)), [(KEY, EPOCH)]),
+        (TopicAssignment("t", KEY.topic_id, ((2, 3, 1),)), []),
+        (TopicAssignment("t", b"another of 16 b.", ((2, 3),)), [(KEY, -1)]),
+    ],
+    ids=["nothing", "assigned here", "deleted and made again"],
+)
+async def test_the_leader_epoch_of_a_deletion_is_of_the_assignment_that_it_is_judged_by(
+    since: TopicAssignment, deleted: list[tuple[PartitionKey, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the log of a replica that came back would be deleted, as its fence is not above that leader epoch."""
+    listed = VersionedTopic(TopicAssignment("t", KEY.topic_id, ((2, 3),)), 1, 1)
+
+    async def read_topics(*_: Any) -> TopicsRead:
+        return TopicsRead("c", {KEY.topic_id: listed}, frozenset(), 1)
+
+    monkeypatch.setattr(purge, "read_topics", read_topics)
+    storage, etcd = LogStorage(), Etcd(since, EPOCH)
+    deleting = Purge(1, storage, etcd, KEYS, cluster_id=lambda: "c", evict=lambda _, __: True)  # type: ignore[arg-type]
+    outcomes = await deleting.delete([KEY])
+    assert storage.deleted == deleted
+    assert outcomes == {KEY: StorageError(ErrorCode.NONE) if deleted else KEPT}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from highwater.metadata.schema.cluster_view import versioned_state, versioned_topic
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
-from highwater.metadata.schema.models import IsrNotification, PartitionState, VersionedState
+from highwater.metadata.schema.models import IsrNotification, PartitionState, TopicAssignment, VersionedState
 from highwater.metadata.schema.reading import CorruptMetadataError, readable
 from highwater.metadata.store.batches import ConditionalWrite, Outcome, WriteResult, write_in_batches
 from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
@@ -25,6 +25,7 @@ __all__ = [
     "StateWrite",
     "StateWriteResult",
     "read_own_states",
+    "read_placement",
     "read_states",
     "write_states",
 ]
@@ -86,6 +87,19 @@ async def read_own_states(
             if readable(assigned, versioned_topic).assignment.topic_id == key.topic_id:
                 found[key] = readable(state, versioned_state)
     return found
+
+
+async def read_placement(
+    store: Store, keys: Keys, topic: str, partition: int
+) -> tuple[TopicAssignment, VersionedState] | None:
+    """Linearizable read of a topic's assignment and of one partition's state, as of one revision: an assignment has
+    leader epochs of its own (RULES 1.3). None: one of them is not there. Raises `CorruptMetadataError`."""
+    wanted = keys.topic(topic), keys.state(topic, partition)
+    entries, _ = await store.get_many(wanted)
+    assigned, state = (entries.get(key) for key in wanted)
+    if assigned is None or state is None:
+        return None
+    return readable(assigned, versioned_topic).assignment, readable(state, versioned_state)
 
 
 async def write_states(

@@ -12,8 +12,9 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
 from highwater.log_storage_client.values import StorageError, StorageUnavailableError
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import TopicAssignment
 from highwater.metadata.schema.reading import CorruptMetadataError
-from highwater.metadata.state.partition_states import read_states
+from highwater.metadata.state.partition_states import read_placement
 from highwater.metadata.state.topics import TopicsRead, read_topics
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
@@ -149,13 +150,20 @@ class Purge:
             return _Doom(key, NO_EPOCH)
         if topic is None:  # one of those that cannot be read may be it
             return None if read.unreadable else _Doom(key, NO_EPOCH)
-        replicas = topic.assignment.replicas
-        if 0 <= key.partition < len(replicas) and self._broker_id in replicas[key.partition]:
+        if self._is_assigned(topic.assignment, key):
             return None
-        name = (topic.assignment.topic, key.partition)
         try:
-            states, _ = await read_states(self._store, self._keys, [name])
+            placement = await read_placement(self._store, self._keys, topic.assignment.topic, key.partition)
         except CorruptMetadataError:
             return None
-        state = states.get(name)
-        return None if state is None else _Doom(key, state.state.leader_epoch)
+        if placement is None:
+            return None
+        assignment, state = placement
+        if assignment.topic_id != key.topic_id:
+            return _Doom(key, NO_EPOCH)  # deleted since, and made again
+        # By now the replica may have been assigned here, and be fenced under the leader epoch that came with it.
+        return None if self._is_assigned(assignment, key) else _Doom(key, state.state.leader_epoch)
+
+    def _is_assigned(self, assignment: TopicAssignment, key: PartitionKey) -> bool:
+        replicas = assignment.replicas
+        return 0 <= key.partition < len(replicas) and self._broker_id in replicas[key.partition]
