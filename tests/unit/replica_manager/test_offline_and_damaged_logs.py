@@ -136,6 +136,7 @@ class World:
         self.registrations = 0
         self.left: list[PartitionKey] = []
         self.in_etcd: PartitionState | Exception | None = state((2, 3))
+        self.read: Callable[[], None] = lambda: None  # before etcd's answer arrives
         self.storage = Storage()
         self.storage.damaged = {KEY}
         metadata = MetadataCache()
@@ -163,6 +164,7 @@ class World:
 
     async def _read_state(self, topic: str, partition: int) -> PartitionState | None:
         assert (topic, partition) == ("t", 0)
+        self.read()
         if isinstance(self.in_etcd, Exception):
             raise self.in_etcd
         return self.in_etcd
@@ -221,6 +223,27 @@ async def test_not_under_the_broker_epoch_that_fetched_it(broker_epoch: int | No
     world.broker_epoch = broker_epoch
     assert await world.mend(state((2, 3))) is not None
     assert world.storage.dropped == []
+
+
+@pytest.mark.parametrize("registered", [False, True])
+@pytest.mark.parametrize("when", ["before", "while etcd is asked"])
+async def test_nothing_is_cut_once_log_storage_was_started_again(when: str, registered: bool) -> None:
+    """Nobody knows of damage then: the replica is taken up, and may be in the ISR before a late answer of etcd."""
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+
+    def restarts() -> None:
+        world.logs.restarted()
+        world.broker_epoch = 9 if registered else None
+
+    if when == "before":
+        restarts()
+    else:
+        world.read = restarts
+    assert (await world.mend(state((2, 3))) is None) is (when == "before")
+    assert world.storage.dropped == []
+    assert KEY not in world.logs
 
 
 @pytest.mark.parametrize(
