@@ -95,6 +95,8 @@ class Liveness:
         self._offline_log_reports = 0
         self._reports_due = asyncio.Event()
         self._reporting: asyncio.Task[None] | None = None
+        self._doubted: set[str] = set()  # log directories of which etcd may not know it yet
+        self._writing_doubted = asyncio.Lock()
 
     def lease_confirmed(self) -> bool:
         """RULES 8.1: whether the lease was confirmed within its TTL."""
@@ -154,7 +156,19 @@ class Liveness:
         where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`, and `StorageUnavailableError` where
         log-storage does not say which."""
         described = await self._replica_manager.storage.describe()
-        await remember_doubted(self._store, self._keys, described.doubted_dirs - {""})
+        told = described.doubted_dirs - {""}
+        self._doubted |= told
+        await self._write_doubted()
+        if told and described.incarnation != self._replica_manager.log_storage_incarnation:
+            self.register_anew()  # the present one may have registered before this could be known
+
+    async def _write_doubted(self) -> None:
+        """Kept until etcd has it: the incarnation of log-storage that said so may be gone by then, and the next one
+        does not know. Raises `StoreError`."""
+        async with self._writing_doubted:
+            written = frozenset(self._doubted)
+            await remember_doubted(self._store, self._keys, written)
+            self._doubted -= written
 
     async def _update(self, **changes: Any) -> bool:
         """Tells whether the registration, if there is one, has these fields now."""
@@ -241,7 +255,9 @@ class Liveness:
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
         # while log-storage opens its logs it does not know yet whether their tails are lost.
         incarnation = await self._replica_manager.appends.probe(self._session_timeout_ms / 2000)
-        # In this order: what a present disk is told to have lost stands in the description, and is not settled by this.
+        # In this order: etcd has what an earlier incarnation has said; what a present disk is told to have lost stands
+        # in the description, and is not settled by this.
+        await self._write_doubted()
         doubted = await doubted_dirs(self._store, self._keys)
         described = await self._replica_manager.storage.describe()
         doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
