@@ -90,6 +90,7 @@ class Run:
         self._admin = admin
         self._recent: deque[tuple[float, Call]] = deque(maxlen=_RECENT)
         self._steady = Steady(cluster.bootstrap)
+        self._looking = asyncio.Lock()
         self.live = Live()
         self.outcome = Outcome(sender, oracle, self._steady)
 
@@ -144,8 +145,9 @@ class Run:
             self.outcome.add(Finding(problem, self._seed, [call]))
 
     async def look(self) -> None:
-        for problem in [*await self._oracle.look(), *self._steady.problems()]:
-            self.found(problem)
+        async with self._looking:  # on a machine that is busy a look may take as long as the pause between two
+            for problem in [*await self._oracle.look(), *self._steady.problems()]:
+                self.found(problem)
 
     def found(self, problem: str) -> None:
         since = monotonic() - _SUSPECT_S

@@ -68,6 +68,14 @@ class Log:
         self.read = [rows async for rows in self.log.read()]
         return self.log
 
+    async def certain(self) -> ShardLog:
+        """Whose first batch, of one record, stands where it should."""
+        await self.loaded()
+        self.log.write([record(0)])
+        await asyncio.sleep(0)
+        self.answer()
+        return self.log
+
     def wait_for(self, number: int) -> None:
         self.log.when_committed(number, lambda error: self.told.append((number, error)))
 
@@ -120,10 +128,7 @@ async def test_batches_are_in_flight_together_once_the_first_stands_where_it_sho
 
 async def test_each_batch_of_a_large_outcome_has_a_turn_of_the_event_loop() -> None:
     broker = Log()
-    log = await broker.loaded()
-    log.write([record(0)])
-    await asyncio.sleep(0)
-    broker.answer()
+    log = await broker.certain()
     log.write([record(number, BATCH_BYTES // 2) for number in range(1, 4)])
     for sent in range(4):
         assert len(broker.sent) == min(sent, 3)
@@ -136,10 +141,7 @@ async def test_each_batch_of_a_large_outcome_has_a_turn_of_the_event_loop() -> N
 
 async def test_a_batch_that_fails_fails_all_behind_it() -> None:
     broker = Log()
-    log = await broker.loaded()
-    log.write([record(0)])
-    await asyncio.sleep(0)
-    broker.answer()
+    log = await broker.certain()
     for number in (1, 2):
         log.write([record(number)])
         broker.wait_for(number + 1)

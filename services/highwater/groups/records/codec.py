@@ -75,7 +75,7 @@ def _key(key: Key) -> bytes:
 
 
 def _offset_commit_key(key: OffsetCommitKey) -> bytes:
-    """As `_key`, in a quarter of the time: a request has thousands of them."""
+    """As `_key`, in one piece, which takes less time: a request has thousands of them."""
     group, topic = key.group.encode(), key.topic.encode()
     front = _TWO_INT16.pack(_NUMBERS[OffsetCommitKey], len(group))
     return b"".join((front, group, _INT16.pack(len(topic)), topic, _INT32.pack(key.partition)))

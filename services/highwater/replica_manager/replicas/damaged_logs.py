@@ -150,13 +150,15 @@ class DamagedLogs:
     async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
         """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
         lead. Raises `StorageUnavailableError`."""
-        left = self._leaving_since_ms.get(key), self._broker_epoch()
-        if left[0] is None:
-            return None  # log-storage was started again since it was to be mended, and knows of no damage
+        leaving_since_ms, broker_epoch = self._leaving_since_ms.get(key), self._broker_epoch()
+        if leaving_since_ms is None:
+            return (
+                None  # since it was to be mended it was given up, or log-storage started again and knows of no damage
+            )
         if state.leader in (self._broker_id, NO_LEADER) and self._counts(state):
             self._give_up(key)
             return None
-        if self._counts(state) or left[1] in (None, self._left_under.get(key)):
+        if self._counts(state) or broker_epoch in (None, self._left_under.get(key)):
             return _NOT_YET
         self._dropping.add(key)
         try:
@@ -164,7 +166,7 @@ class DamagedLogs:
             committed = await self._read_state(topic, key.partition)
             if committed is None or self._counts(committed):
                 return _NOT_YET
-            if left != (self._leaving_since_ms.get(key), self._broker_epoch()):
+            if (leaving_since_ms, broker_epoch) != (self._leaving_since_ms.get(key), self._broker_epoch()):
                 return _NOT_YET  # it may have been taken up meanwhile, and be in the ISR by now
             error = await self._storage.drop_damaged(key, committed.leader_epoch)
         except StoreError as failure:

@@ -41,7 +41,7 @@ class Inquiry:
             self._asking = self._supervisor.run_once(f"{self._condition}-logs", self._run, self._failed)
 
     def restarted(self) -> None:
-        """Another incarnation of log-storage is there: an answer that is under way may be the one's before."""
+        """Another incarnation of log-storage is there: an answer that is under way may be of the one before."""
         self._restarts += 1
 
     async def stop(self) -> None:
