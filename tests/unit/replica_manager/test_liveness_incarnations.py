@@ -198,3 +198,49 @@ async def test_a_doubt_that_is_heard_of_late_has_the_broker_registered_anew(monk
     monkeypatch.undo()
     Doubts(monkeypatch).kept = doubts.kept
     assert (await registers(broker)).tail_lost
+
+
+async def test_a_doubt_that_is_heard_of_late_outlives_a_failed_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt asks the log-storage that does not know."""
+    broker, doubts = Broker(), Doubts(monkeypatch)
+    broker.doubts, doubts.fails = True, 1
+    first = await broker.storage.describe()
+    assert not (await registers(broker)).tail_lost
+
+    async def late() -> Description:
+        return first
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.storage, "describe", late)
+        broker.liveness._due.clear()
+        with pytest.raises(Unavailable):
+            await broker.liveness._remember_doubted()
+    await broker.liveness._remember_doubted()
+    assert broker.liveness._due.is_set()
+    assert (await registers(broker)).tail_lost
+
+
+async def test_a_doubt_that_is_heard_of_while_the_next_one_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd was asked already which directories are in doubt."""
+    broker, doubts = Broker(), Doubts(monkeypatch)
+    broker.doubts = True
+    first = await broker.storage.describe()
+
+    async def late() -> Description:
+        return first
+
+    async def heard(*_: Any) -> str:
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.storage, "describe", late)
+            await broker.liveness._remember_doubted()
+        return CLUSTER
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "ensure_cluster_id", heard)
+        broker.incarnations.append("second")
+        broker.doubts = False
+        await broker.liveness._register()
+    assert broker.registrations == []
+    assert broker.liveness._due.is_set()
+    assert doubts.kept == {"d": 7}
+    assert (await registers(broker)).tail_lost

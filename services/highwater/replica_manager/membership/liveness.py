@@ -158,9 +158,10 @@ class Liveness:
         described = await self._replica_manager.storage.describe()
         told = described.doubted_dirs - {""}
         self._doubted |= told
-        await self._write_doubted()
+        # Before etcd is asked, which may fail: a registration waits for it, and the present log-storage does not know.
         if told and described.incarnation != self._replica_manager.log_storage_incarnation:
             self.register_anew()  # the present one may have registered before this could be known
+        await self._write_doubted()
 
     async def _write_doubted(self) -> None:
         """Kept until etcd has it: the incarnation of log-storage that said so may be gone by then, and the next one
@@ -255,6 +256,7 @@ class Liveness:
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
         # while log-storage opens its logs it does not know yet whether their tails are lost.
         incarnation = await self._replica_manager.appends.probe(self._session_timeout_ms / 2000)
+        self._due.clear()  # the answer was shown to `log_storage_seen`; what is set from now on is heeded
         # In this order: etcd has what an earlier incarnation has said; what a present disk is told to have lost stands
         # in the description, and is not settled by this.
         await self._write_doubted()
@@ -262,10 +264,11 @@ class Liveness:
         described = await self._replica_manager.storage.describe()
         doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
         await self._settle_cluster(described)
-        self._due.clear()  # both answers were shown to `log_storage_seen`
-        # A later one may have been, too, while thousands of logs were read, or etcd was asked.
+        # A later one may have been shown to it, too, while thousands of logs were read, or etcd was asked.
         if not incarnation == described.incarnation == self._replica_manager.log_storage_incarnation:
             raise StorageUnavailableError("log-storage restarted between two answers")
+        if self._due.is_set():
+            return  # what an earlier incarnation has said of a directory was heard after etcd was asked for it, say
         self._replica_manager.registration_lost()
         listeners = dict(self._listeners())
         await self._check_addresses(listeners, before=None)
