@@ -244,3 +244,13 @@ async def test_a_doubt_that_is_heard_of_while_the_next_one_registers(monkeypatch
     assert broker.liveness._due.is_set()
     assert doubts.kept == {"d": 7}
     assert (await registers(broker)).tail_lost
+
+
+async def test_a_doubt_of_which_a_replica_manager_before_this_one_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped while etcd was silent. This one hosts nothing when it hears of offline logs: it reports none."""
+    broker, doubts = Broker(), Doubts(monkeypatch)
+    broker.doubts = True
+    with pytest.raises(StorageUnavailableError, match="far enough"):
+        await broker.liveness._register()
+    assert doubts.kept == {"d": 7}
+    assert (await registers(broker)).tail_lost

@@ -263,6 +263,9 @@ class Liveness:
         doubted = await doubted_dirs(self._store, self._keys)
         described = await self._replica_manager.storage.describe()
         doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
+        # Those who had been told of the others may have stopped before etcd was: offline logs are reported once.
+        self._doubted |= described.doubted_dirs - {""}
+        await self._write_doubted()
         await self._settle_cluster(described)
         # A later one may have been shown to it, too, while thousands of logs were read, or etcd was asked.
         if not incarnation == described.incarnation == self._replica_manager.log_storage_incarnation:
