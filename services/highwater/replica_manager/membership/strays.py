@@ -22,6 +22,7 @@ class Strays:
         self._now_ms = now_ms
         self._due_ms: int | None = None
         self._pause_ms = FIRST_PAUSE_MS
+        self._again = False  # something remained after the search under way may have passed it over
 
     def registered(self) -> None:
         self._due_ms = self._now_ms()
@@ -29,6 +30,7 @@ class Strays:
 
     def remained(self) -> None:
         """A log that was to be deleted is still there."""
+        self._again = True
         if self._due_ms is None:
             self._due_ms = self._now_ms() + self._pause_ms
 
@@ -38,7 +40,7 @@ class Strays:
             return
         self._due_ms = self._now_ms() + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
-        due_ms = self._due_ms
+        due_ms, self._again = self._due_ms, False
         done = await self._purge.delete_strays(list(self._hosted))
-        if done and self._due_ms == due_ms:  # neither registered nor failed meanwhile
+        if done and self._due_ms == due_ms and not self._again:  # neither registered nor failed meanwhile
             self._due_ms, self._pause_ms = None, FIRST_PAUSE_MS
