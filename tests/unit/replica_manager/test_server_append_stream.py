@@ -88,3 +88,17 @@ async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(
     assert await stream.probe(10) == "one"  # over a new stream
     await stream.stop()
     await server.stop()
+
+
+async def test_as_many_damaged_logs_of_another_incarnation_are_asked_for(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    stream = LeaderAppends(
+        f"unix:{tmp_path}/nobody",
+        lambda _: None,
+        lambda count: told.append(("offline", count)),
+        lambda count: told.append(("damaged", count)),
+    )
+    for incarnation in ("first", "first", "second"):
+        stream._answer_seen(incarnation, 2, 1)
+    assert told == [("offline", 2), ("damaged", 1)] * 2
+    await stream.stop()

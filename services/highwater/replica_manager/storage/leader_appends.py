@@ -125,6 +125,8 @@ class LeaderAppends:
         return Message((), partial(self._probed, self._probes.popleft()))
 
     def _answer_seen(self, incarnation: str, offline_logs: int, damaged_logs: int) -> None:
+        if incarnation != self._incarnation:
+            self._offline_logs = self._damaged_logs = 0  # which they are is forgotten, be they as many as before
         self._incarnation = incarnation
         self._seen_incarnation(incarnation)
         if offline_logs != self._offline_logs:
