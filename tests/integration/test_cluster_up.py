@@ -20,6 +20,7 @@ from running_cluster import HIGHWATER
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Consumer, Producer
+from highwater.rpc.process.local_process import free_ports
 
 ENDED_S = 20.0
 
@@ -173,6 +174,7 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
         (["--set", "kafka.metrics.reporters=jmx"], "metrics.reporters"),
         (["--metrics-port", "{taken}"], "port {taken} is taken"),
         (["--metrics-port", "65530"], "above 65535"),
+        (["--brokers", "1", "--port", "{free}", "--metrics-port", "{free}"], "port {free} is taken: choose other ones"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )
@@ -183,6 +185,7 @@ def test_what_keeps_a_cluster_from_starting_is_one_sentence(
     here = {
         "used": str(shared_cluster.settings.data),
         "taken": shared_cluster.bootstrap.partition(",")[0].rpartition(":")[2],
+        "free": str(free_ports(1)[0]),
     }
     filled = [option.format(**here) for option in options]
     ended = runner(monkeypatch, tmp_path)("up", "--port", 0, "--data", tmp_path / "data", *filled)

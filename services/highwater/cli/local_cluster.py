@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -191,8 +191,8 @@ class LocalCluster:
         inner = len(SERVICES) if wanted.tcp_only else int(self._tcp_between_brokers)
         measured = wanted.controllers + len(SERVICES) * wanted.brokers
         own = 2 + wanted.controllers + inner * wanted.brokers
-        self._free_ports = free_ports(own + (measured if wanted.metrics_port == 0 else 0), host)
-        self._metrics_ports = self._wanted_metrics_ports(measured)
+        self._metrics_ports = self._wanted_metrics_ports(measured, ports)
+        self._free_ports = free_ports(own, host, besides={*ports, *self._metrics_ports})
         etcd_client, etcd_peer = self._free_ports.pop(), self._free_ports.pop()
         self.etcd = f"{etcd_host}:{etcd_client}"
         etcd_tls = None if self._etcd_authority is None else self._etcd_authority.issue("etcd", _names_of(etcd_host))
@@ -301,18 +301,17 @@ class LocalCluster:
                 )
         return ports
 
-    def _wanted_metrics_ports(self, count: int) -> list[int]:
+    def _wanted_metrics_ports(self, count: int, of_brokers: Collection[int]) -> list[int]:
         host, first = self.settings.host, self.settings.metrics_port
         if first is None:
             return []
         if first == 0:
-            ports, self._free_ports = self._free_ports[:count], self._free_ports[count:]
-            return ports
+            return free_ports(count, host, besides=of_brokers)
         ports = list(range(first, first + count))
         if ports[-1] > 65535:
             raise UserError(f"{count} processes from port {first} on need ports above 65535: choose a lower one")
         for port in ports:
-            if not _is_free(host, port):
+            if port in of_brokers or not _is_free(host, port):
                 raise UserError(f"port {port} is taken: choose other ones for metrics (0: any free ones)")
         return ports
 

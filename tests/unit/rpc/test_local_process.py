@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 
 import pytest
 
@@ -25,6 +26,15 @@ def test_a_taken_port_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local_process, "_TRIES", 2)
         with pytest.raises(OSError, match="fewer than 2"):
             free_ports(2)
+
+
+def test_a_port_that_was_given_and_is_not_bound_yet_is_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_process, "_PORTS", range(11_000, 11_100))
+    monkeypatch.setattr(local_process, "_TRIES", 100)
+    monkeypatch.setattr(local_process, "_given", deque(maxlen=60))
+    given = [port for _ in range(6) for port in free_ports(10, besides=range(11_000, 11_020))]
+    assert len(set(given)) == 60
+    assert min(given) >= 11_020
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

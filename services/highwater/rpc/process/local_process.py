@@ -8,7 +8,8 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Container, Sequence
 
 # Run by a Python of its own, which then becomes the program: the kernel is to kill it when the parent ends, however it
 # ends. (Code between fork and exec in this process would not be safe: gRPC's threads may hold any lock.) Linux only;
@@ -34,18 +35,22 @@ def tied_to_parent(command: Sequence[str]) -> list[str]:
 # bound, unless somebody asks for the very port.
 _PORTS = range(10_240, 30_000)
 _TRIES = 1_000
+# Whoever was given them may not have bound them yet: what a cluster needs is asked for in several calls.
+_given: deque[int] = deque(maxlen=1_000)
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that were free a moment ago. Raises `OSError` where `host` is no address of this machine, or nearly every
-    port is taken."""
+def free_ports(count: int, host: str = "127.0.0.1", *, besides: Container[int] = ()) -> list[int]:
+    """Ports that were free a moment ago, none of which is in `besides` or was lately given to this process. Raises
+    `OSError` where `host` is no address of this machine, or nearly every port is taken."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         # Not from the shared generator: two processes with the same seed would look at the same ports.
         candidates = random.SystemRandom().sample(_PORTS, _TRIES)
         for port in candidates:
             if len(found) == count:
-                return found
+                break
+            if port in besides or port in _given:
+                continue
             candidate = stack.enter_context(socket.socket())
             try:
                 candidate.bind((host, port))
@@ -54,4 +59,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
                     continue
                 raise
             found.append(port)
-        raise OSError(errno.EADDRINUSE, f"fewer than {count} of {_TRIES} ports of {host} are free")
+        if len(found) < count:
+            raise OSError(errno.EADDRINUSE, f"fewer than {count} of {_TRIES} ports of {host} are free")
+        _given.extend(found)
+        return found
