@@ -15,7 +15,8 @@ READ_ONLY_KEYS = frozenset(
         # What leases and sessions were granted with.
         *("broker.session.timeout.ms", "controller.session.timeout.ms", "replica.socket.timeout.ms"),
         # What servers and tasks were started with.
-        *("connections.max.calls.per.second", "connections.max.idle.ms", "max.connections", "max.open.calls"),
+        *("connections.busy.calls.per.second", "connections.max.calls.per.second", "connections.max.idle.ms"),
+        *("max.connections", "max.open.calls"),
         *("principals.max.calls.per.second", "principals.max.open.calls", "socket.request.max.bytes"),
         *("controlled.shutdown.max.wait.ms", "fetch.response.timeout.ms", "log.close.max.wait.ms"),
         *("log.cleaner.enable", "log.flush.offset.checkpoint.interval.ms", "log.flush.scheduler.interval.ms"),

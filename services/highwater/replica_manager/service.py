@@ -21,6 +21,7 @@ from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.admission import quota_configs
+from highwater.replica_manager.admission.connection_rate import ConnectionRate
 from highwater.replica_manager.admission.quota_configs import QuotaConfigs
 from highwater.replica_manager.admission.request_charges import RequestCharges
 from highwater.replica_manager.admission.throttling import Throttling
@@ -75,6 +76,7 @@ from highwater.security.call_shares import CallShares, part_of_one, peers_shares
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify
 from highwater.telemetry.loop_delay import LoopDelay
+from highwater.telemetry.loop_idle import loop_waited_s
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.otlp.start import service_tracer
 from highwater.telemetry.politely import politely
@@ -177,7 +179,11 @@ class ReplicaManagerService:
         self._identification = Identification(settings, self.authorization)
         trusted = settings.internal_listener if len(settings.listeners) > 1 else ""
         admission = Admission(
-            settings.connections_max_calls_per_second,
+            ConnectionRate(
+                settings.connections_max_calls_per_second,
+                settings.connections_busy_calls_per_second,
+                loop_waited_s,
+            ),
             settings.principals_max_calls_per_second,
             self._counted.refused_calls["rate"].inc,
         )

@@ -37,6 +37,12 @@ class TimedEventLoop(asyncio.SelectorEventLoop):
         super().__init__(self.selector)
 
 
+def loop_waited_s() -> float | None:
+    """What the running event loop has waited so far; None where that is no `TimedEventLoop`."""
+    loop = asyncio.get_running_loop()
+    return loop.selector.waited_s if isinstance(loop, TimedEventLoop) else None
+
+
 class LoopIdle:
     """Kafka's `RequestHandlerAvgIdlePercent`, for the event loop by which a service does its work. Use it on the loop;
     where that is no `TimedEventLoop` it tells nothing."""

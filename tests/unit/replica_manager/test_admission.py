@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from highwater.replica_manager.admission.connection_rate import BUSY_BELOW, LOOK_S, RECOVERY_S, ConnectionRate
 from highwater.replica_manager.admission.unary_calls import CALLS_A_TURN, MAX_WAIT_S, Admission, Turns
 
 METADATA = "/highwater.v1.Broker/Metadata"
@@ -36,13 +37,17 @@ class Call:
 class Server:
     """One method behind an admission. `turn` counts the turns of the event loop in which calls have begun."""
 
-    def __init__(self, calls_per_second: float, method: str = METADATA, of_caller: float = 1e9) -> None:
+    def __init__(
+        self, calls_per_second: float, method: str = METADATA, of_caller: float = 1e9, busy: float = 1e9
+    ) -> None:
         self.refused = 0
         self.now_s = 0.0
         self.begun: list[tuple[int, str]] = []  # (turn, connection)
         self._turn = 0
         self._counting = False
-        self._admission = Admission(calls_per_second, of_caller, self._refuse, lambda: self.now_s)
+        self.idle_s = 0.0
+        rate = ConnectionRate(calls_per_second, busy, lambda: self.idle_s)
+        self._admission = Admission(rate, of_caller, self._refuse, lambda: self.now_s)
         self._handler = grpc.unary_unary_rpc_method_handler(self._serve)
         self._method = method
 
@@ -162,3 +167,51 @@ async def test_all_connections_of_a_host_have_one_rate_and_those_of_others_their
 async def test_health_and_instructions_are_not_counted(method: str) -> None:
     server = Server(1, method)
     assert len(await asyncio.gather(*(server.call("any") for _ in range(50)))) == 50
+
+
+async def test_a_busy_broker_slows_the_fastest_connections_and_no_others() -> None:
+    server = Server(1_000, busy=20)
+    for connection in ("fast", "slow"):
+        await server.call(connection)
+    for _ in range(40):  # the loop had no time to spare
+        server.now_s += LOOK_S
+        await server.call("slow")
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for _ in range(10):
+        assert await server.call("fast") == "answer"  # what is saved up of the lower rate
+    assert await server.call("slow") == "answer"
+    assert loop.time() - begun < 0.04
+    assert await server.call("fast") == "answer"
+    assert loop.time() - begun >= 0.045, "a twentieth of a second"
+
+
+def test_the_rate_of_a_connection_falls_at_once_and_rises_slowly() -> None:
+    idle_s, now_s = 0.0, 0.0
+    rate = ConnectionRate(500, 100, lambda: idle_s)
+    assert rate.at(now_s) == 500
+    now_s += LOOK_S / 2
+    assert rate.at(now_s) == 500, "too soon to say"
+    falling = []
+    for _ in range(8):
+        now_s += LOOK_S
+        idle_s += LOOK_S * BUSY_BELOW * 0.9
+        falling.append(rate.at(now_s))
+    assert falling[0] < 500
+    assert falling[-2:] == [100, 100]
+    now_s += 1
+    idle_s += 1
+    assert rate.at(now_s) == 100 + 500 / RECOVERY_S
+    now_s += RECOVERY_S
+    idle_s += RECOVERY_S
+    assert rate.at(now_s) == 500
+
+
+def test_a_loop_that_does_not_tell_what_it_waits_has_the_whole_rate() -> None:
+    rate = ConnectionRate(500, 100, lambda: None)
+    assert {rate.at(LOOK_S * look) for look in range(10)} == {500}
+
+
+def test_a_rate_that_is_below_the_one_of_a_busy_broker_stays() -> None:
+    rate = ConnectionRate(50, 100, lambda: 0.0)
+    assert {rate.at(LOOK_S * look) for look in range(10)} == {50}

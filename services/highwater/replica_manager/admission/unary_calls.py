@@ -5,7 +5,7 @@ client from the others' time:
 
 - Calls of a connection beyond its rate wait, each until it is due, and those of a caller beyond the rate of all its
   connections. Nothing else is slowed: the connection has as many calls open as HTTP/2 lets it, and no more come. A
-  client that would have to wait too long is refused.
+  client that would have to wait too long is refused. The rate of a connection is lower while the loop is busy.
 - Few calls begin in one turn of the event loop: the callers have their turns, and of each its connections. So whatever
   else the loop has to do (the controller's instructions, streams, the lease's answers) comes round after a bounded
   number of them.
@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 
 from highwater.quotas.buckets import Buckets
+from highwater.replica_manager.admission.connection_rate import ConnectionRate
 from highwater.security.caller import UNIX, caller_of
 
 CALLS_A_TURN = 8
@@ -83,12 +84,11 @@ class Turns:
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Of the listeners that clients use. `of_connection` and `of_caller` are calls a second. `refused` is told of each
-    refusal."""
+    """Of the listeners that clients use. `of_caller` is in calls a second, too; `refused` is told of each refusal."""
 
     def __init__(
         self,
-        of_connection: float,
+        of_connection: ConnectionRate,
         of_caller: float,
         refused: Callable[[], object] = lambda: None,
         clock_s: Callable[[], float] = time.monotonic,
@@ -123,8 +123,9 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if wait_s := self._wait_s(connection, caller):
                 if wait_s > MAX_WAIT_S:
                     self._refused()
+                    rate = self._of_connection.at(self._clock_s())
                     message = (
-                        f"OVERLOADED: a connection may make {self._of_connection:g} calls a second, "
+                        f"OVERLOADED: a connection may make {rate:.4g} calls a second now, "
                         f"and {caller} {self._of_caller:g} by all of its: retry after a pause"
                     )
                     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
@@ -141,7 +142,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         now_s, wait_s = self._clock_s(), 0.0
         taken = []
         if connection != UNIX:
-            taken.append(self._connections.of(connection, self._of_connection, now_s))
+            taken.append(self._connections.of(connection, self._of_connection.at(now_s), now_s))
         if caller != UNIX:
             taken.append(self._callers.of(caller, self._of_caller, now_s))
         for bucket in taken:
