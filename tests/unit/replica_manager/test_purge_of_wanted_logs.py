@@ -90,3 +90,33 @@ async def test_the_leader_epoch_of_a_deletion_is_of_the_assignment_that_it_is_ju
     outcomes = await deleting.delete([KEY])
     assert storage.deleted == deleted
     assert outcomes == {KEY: StorageError(ErrorCode.NONE) if deleted else KEPT}
+
+
+async def test_a_topic_s_assignment_is_read_once_for_all_its_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names every partition: were it read for each log, thousands of them would take a broker minutes."""
+    assignment = TopicAssignment("t", KEY.topic_id, ((2, 3),) * 50)
+    listed = VersionedTopic(assignment, 1, 1)
+
+    async def read_topics(*_: Any) -> TopicsRead:
+        return TopicsRead("c", {KEY.topic_id: listed}, frozenset(), 1)
+
+    class ManyPartitions(Etcd):
+        def __init__(self) -> None:
+            self.assignments_read = 0
+            state = PartitionState(2, EPOCH, 9, (2, 3)).to_json()
+            values = {KEYS.state("t", partition): state for partition in range(49)}  # the last one has none
+            values |= {KEYS.topic("t"): assignment.to_json(), KEYS.state("t", 7): b"not to be read"}
+            self._entries = {name: Entry(name, value, 1, 2) for name, value in values.items()}
+
+        async def get_many(self, names: Iterable[str], **_: Any) -> tuple[dict[str, Entry], int]:
+            found, revision = await super().get_many(names)
+            self.assignments_read += KEYS.topic("t") in found
+            return found, revision
+
+    monkeypatch.setattr(purge, "read_topics", read_topics)
+    storage, etcd = LogStorage(), ManyPartitions()
+    deleting = Purge(1, storage, etcd, KEYS, cluster_id=lambda: "c", evict=lambda _, __: True)  # type: ignore[arg-type]
+    outcomes = await deleting.delete([key(partition) for partition in range(50)])
+    assert etcd.assignments_read == 1
+    assert {log for log, error in outcomes.items() if error == KEPT} == {key(7), key(49)}
+    assert len(storage.deleted) == 48

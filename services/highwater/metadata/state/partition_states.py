@@ -17,6 +17,7 @@ from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Operation, Put, created_at, modified_at
 from highwater.model.partition import PartitionKey
+from highwater.rpc.process.loop_turn import by_turns
 
 __all__ = [
     "IsrChange",
@@ -25,7 +26,7 @@ __all__ = [
     "StateWrite",
     "StateWriteResult",
     "read_own_states",
-    "read_placement",
+    "read_placements",
     "read_states",
     "write_states",
 ]
@@ -89,17 +90,23 @@ async def read_own_states(
     return found
 
 
-async def read_placement(
-    store: Store, keys: Keys, topic: str, partition: int
-) -> tuple[TopicAssignment, VersionedState] | None:
-    """Linearizable read of a topic's assignment and of one partition's state, as of one revision: an assignment has
-    leader epochs of its own (RULES 1.3). None: one of them is not there. Raises `CorruptMetadataError`."""
-    wanted = keys.topic(topic), keys.state(topic, partition)
-    entries, _ = await store.get_many(wanted)
-    assigned, state = (entries.get(key) for key in wanted)
-    if assigned is None or state is None:
+async def read_placements(
+    store: Store, keys: Keys, topic: str, partitions: Sequence[int]
+) -> tuple[TopicAssignment, dict[int, VersionedState]] | None:
+    """Linearizable read of a topic's assignment, once for all these partitions, and of their states, as of one
+    revision: an assignment has leader epochs of its own (RULES 1.3). A state that is not there, or cannot be read, is
+    left out. None: there is no such topic. Raises `CorruptMetadataError` where the assignment cannot be read."""
+    by_key = {keys.state(topic, partition): partition async for partition in by_turns(partitions)}
+    entries, _ = await store.get_many((keys.topic(topic), *by_key))
+    assigned = entries.pop(keys.topic(topic), None)
+    if assigned is None:
         return None
-    return readable(assigned, versioned_topic).assignment, readable(state, versioned_state)
+    assignment = readable(assigned, versioned_topic).assignment
+    states = {}
+    async for key, entry in by_turns(entries.items()):
+        with contextlib.suppress(CorruptMetadataError):
+            states[by_key[key]] = readable(entry, versioned_state)
+    return assignment, states
 
 
 async def write_states(

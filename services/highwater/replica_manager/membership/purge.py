@@ -14,8 +14,8 @@ from highwater.log_storage_client.values import StorageError, StorageUnavailable
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import TopicAssignment
 from highwater.metadata.schema.reading import CorruptMetadataError
-from highwater.metadata.state.partition_states import read_placement
-from highwater.metadata.state.topics import TopicsRead, read_topics
+from highwater.metadata.state.partition_states import read_placements
+from highwater.metadata.state.topics import read_topics
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.model.leader_epochs import NO_EPOCH
@@ -136,33 +136,44 @@ class Purge:
                 pairs(keys=len(read.unreadable), first=read.unreadable[0]),
             )
         dooms, kept = [], []
+        elsewhere: dict[bytes, list[PartitionKey]] = {}
         async for key in by_turns(wanted):
-            doom = await self._doom(key, read)
-            if doom is None:
+            topic = read.topics.get(key.topic_id)
+            if key.topic_id in read.marked or (topic is None and not read.unreadable):
+                dooms.append(_Doom(key, NO_EPOCH))
+            elif topic is None or self._is_assigned(topic.assignment, key):  # one that cannot be read may be it
                 kept.append(key)
             else:
-                dooms.append(doom)
+                elsewhere.setdefault(key.topic_id, []).append(key)
+        for topic_id, logs in elsewhere.items():
+            some_dooms, some_kept = await self._judge_of_topic(read.topics[topic_id].assignment.topic, logs)
+            dooms += some_dooms
+            kept += some_kept
         return dooms, kept
 
-    async def _doom(self, key: PartitionKey, read: TopicsRead) -> _Doom | None:
-        topic = read.topics.get(key.topic_id)
-        if key.topic_id in read.marked:
-            return _Doom(key, NO_EPOCH)
-        if topic is None:  # one of those that cannot be read may be it
-            return None if read.unreadable else _Doom(key, NO_EPOCH)
-        if self._is_assigned(topic.assignment, key):
-            return None
+    async def _judge_of_topic(
+        self, topic: str, wanted: Sequence[PartitionKey]
+    ) -> tuple[list[_Doom], list[PartitionKey]]:
+        """Of a topic's partitions that were assigned elsewhere when the topics were listed. The assignment is read once
+        for all of them: it is as long as the topic has partitions."""
         try:
-            placement = await read_placement(self._store, self._keys, topic.assignment.topic, key.partition)
+            placements = await read_placements(self._store, self._keys, topic, [key.partition for key in wanted])
         except CorruptMetadataError:
-            return None
-        if placement is None:
-            return None
-        assignment, state = placement
-        if assignment.topic_id != key.topic_id:
-            return _Doom(key, NO_EPOCH)  # deleted since, and made again
-        # By now the replica may have been assigned here, and be fenced under the leader epoch that came with it.
-        return None if self._is_assigned(assignment, key) else _Doom(key, state.state.leader_epoch)
+            placements = None
+        if placements is None:
+            return [], list(wanted)
+        assignment, states = placements
+        dooms, kept = [], []
+        async for key in by_turns(wanted):
+            state = states.get(key.partition)
+            if assignment.topic_id != key.topic_id:
+                dooms.append(_Doom(key, NO_EPOCH))  # deleted since, and made again
+            elif state is None or self._is_assigned(assignment, key):
+                # By now the replica may be fenced under the leader epoch that came with the assignment.
+                kept.append(key)
+            else:
+                dooms.append(_Doom(key, state.state.leader_epoch))
+        return dooms, kept
 
     def _is_assigned(self, assignment: TopicAssignment, key: PartitionKey) -> bool:
         replicas = assignment.replicas
