@@ -92,6 +92,21 @@ async def test_the_leader_epoch_of_a_deletion_is_of_the_assignment_that_it_is_ju
     assert outcomes == {KEY: StorageError(ErrorCode.NONE) if deleted else KEPT}
 
 
+async def test_a_log_of_a_topic_that_was_made_again_with_fewer_partitions_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = VersionedTopic(TopicAssignment("t", KEY.topic_id, ((2, 3), (2, 3))), 1, 1)
+
+    async def read_topics(*_: Any) -> TopicsRead:
+        return TopicsRead("c", {KEY.topic_id: listed}, frozenset(), 1)
+
+    monkeypatch.setattr(purge, "read_topics", read_topics)
+    storage, etcd = LogStorage(), Etcd(TopicAssignment("t", b"another of 16 b.", ((2, 3),)), EPOCH)
+    deleting = Purge(1, storage, etcd, KEYS, cluster_id=lambda: "c", evict=lambda _, __: True)  # type: ignore[arg-type]
+    assert await deleting.delete([key(1)]) == {key(1): StorageError(ErrorCode.NONE)}
+    assert storage.deleted == [(key(1), -1)]
+
+
 async def test_a_topic_s_assignment_is_read_once_for_all_its_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names every partition: were it read for each log, thousands of them would take a broker minutes."""
     assignment = TopicAssignment("t", KEY.topic_id, ((2, 3),) * 50)
