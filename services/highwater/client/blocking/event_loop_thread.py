@@ -33,10 +33,11 @@ class EventLoopThread:
         try:
             return future.result(timeout_s)
         except BaseException as error:
-            answered = not future.cancel()
+            of_work = future.done() and not future.cancelled() and future.exception() is error
+            future.cancel()
             # The wait gives its lock up and takes it again; whatever interrupts it between the two is followed by the
             # complaint that the lock is not held.
-            if isinstance(error, RuntimeError) and error.__context__ is not None and not answered:
+            if isinstance(error, RuntimeError) and error.__context__ is not None and not of_work:
                 raise error.__context__ from None
             raise
 
