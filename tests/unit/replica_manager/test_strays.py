@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.membership.strays import LONGEST_PAUSE_MS, Strays
+from highwater.replica_manager.membership.strays import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Strays
 
 
 class Search:
@@ -32,3 +32,20 @@ async def test_a_deletion_that_fails_during_a_search_has_another_follow(fails: b
         await search.strays.tick()
         search.now_ms += LONGEST_PAUSE_MS
     assert search.searches == 1 + fails
+
+
+async def test_a_registration_during_a_search_has_another_follow_at_whichever_moment() -> None:
+    search = Search(fails=False)
+
+    async def registered_as_the_pause_ends(_: Collection[PartitionKey]) -> bool:
+        search.searches += 1
+        if search.searches == 1:
+            search.now_ms += FIRST_PAUSE_MS
+            search.strays.registered()
+        return True
+
+    search.delete_strays = registered_as_the_pause_ends  # type: ignore[method-assign]
+    search.strays.registered()
+    for _ in range(3):
+        await search.strays.tick()
+    assert search.searches == 2

@@ -22,9 +22,10 @@ class Strays:
         self._now_ms = now_ms
         self._due_ms: int | None = None
         self._pause_ms = FIRST_PAUSE_MS
-        self._again = False  # something remained after the search under way may have passed it over
+        self._again = False  # another is to follow: the search under way may have passed over what is looked for now
 
     def registered(self) -> None:
+        self._again = True
         self._due_ms = self._now_ms()
         self._pause_ms = FIRST_PAUSE_MS
 
@@ -40,7 +41,7 @@ class Strays:
             return
         self._due_ms = self._now_ms() + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
-        due_ms, self._again = self._due_ms, False
+        self._again = False
         done = await self._purge.delete_strays(list(self._hosted))
-        if done and self._due_ms == due_ms and not self._again:  # neither registered nor failed meanwhile
+        if done and not self._again:
             self._due_ms, self._pause_ms = None, FIRST_PAUSE_MS
