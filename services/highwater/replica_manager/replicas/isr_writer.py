@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from logging import INFO
+from typing import NamedTuple
 
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import PartitionState, VersionedState
@@ -39,11 +40,19 @@ AT_ONCE = 480
 
 Settled = Callable[[PartitionKey, int, StateWriteResult], None]
 Seen = Callable[[PartitionKey, VersionedState], None]
-_Proposal = tuple[PartitionKey, str, WriteIsr, Settled]
+
+
+class _Proposal(NamedTuple):
+    key: PartitionKey
+    topic: str
+    action: WriteIsr
+    settled: Settled
+    broker_epoch: int | None  # under which it was made
 
 
 class IsrChanges:
-    """`broker_epoch` gives the present one, or None while not registered: then every proposal is refused unwritten."""
+    """`broker_epoch` gives the present one, or None while not registered. A proposal is written under the one that it
+    was made under, or refused unwritten: a later registration may be of a log with less in it (RULES 2.3)."""
 
     def __init__(
         self,
@@ -60,7 +69,7 @@ class IsrChanges:
         self._writer = IsrWriter(store, keys, broker_id)
         self._broker_epoch = broker_epoch
         self._metrics = metrics
-        self._writes: dict[PartitionKey, tuple[str, WriteIsr, Settled]] = {}
+        self._writes: dict[PartitionKey, _Proposal] = {}
         self._reads: dict[PartitionKey, tuple[str, Seen]] = {}
         self._flushing: asyncio.TimerHandle | None = None
         self._supervisor = supervisor or TaskSupervisor()
@@ -68,7 +77,8 @@ class IsrChanges:
 
     def write(self, key: PartitionKey, topic: str, action: WriteIsr, settled: Settled) -> None:
         """`settled` is called with the proposal's id and its outcome."""
-        self._writes[key] = (topic, action, settled)  # a partition has one proposal in flight
+        # A partition has one proposal in flight.
+        self._writes[key] = _Proposal(key, topic, action, settled, self._broker_epoch())
         self._soon()
 
     def read(self, key: PartitionKey, topic: str, seen: Seen) -> None:
@@ -99,8 +109,7 @@ class IsrChanges:
         writes, self._writes = self._writes, {}
         reads, self._reads = self._reads, {}
         if writes:
-            proposals = [(key, *write) for key, write in writes.items()]
-            self._spawn("isr-write", lambda: self._write(proposals))
+            self._spawn("isr-write", lambda: self._write(list(writes.values())))
         if reads:
             self._spawn("isr-read", lambda: self._read(reads))
 
@@ -114,15 +123,17 @@ class IsrChanges:
         partitions propose again."""
         known = True
         for first in range(0, len(proposals), AT_ONCE):
-            piece = proposals[first : first + AT_ONCE]
             broker_epoch = self._broker_epoch() if known else None
-            if broker_epoch is None:
-                self._settle(piece, [StateWriteResult(Outcome.UNAVAILABLE)] * len(piece))
+            due = proposals[first : first + AT_ONCE]
+            piece = [each for each in due if each.broker_epoch == broker_epoch]
+            over = due if broker_epoch is None else [each for each in due if each.broker_epoch != broker_epoch]
+            self._settle(over, [StateWriteResult(Outcome.UNAVAILABLE)] * len(over))
+            if broker_epoch is None or not piece:
                 await asyncio.sleep(0)
                 continue
             changes = [
                 IsrChange(key, topic, action.state, action.compare_revision, action.broker_epochs)
-                for key, topic, action, _ in piece
+                for key, topic, action, _, _ in piece
             ]
             try:
                 results = await self._writer.write(changes, broker_epoch, timeout_s=TIMEOUT_S)
@@ -135,7 +146,7 @@ class IsrChanges:
             self._settle(piece, results)
 
     def _settle(self, proposals: Sequence[_Proposal], results: Sequence[StateWriteResult]) -> None:
-        for (key, topic, action, settled), result in zip(proposals, results, strict=True):
+        for (key, topic, action, settled, _), result in zip(proposals, results, strict=True):
             partition_lines.note(
                 INFO,
                 "ISR change",
