@@ -94,8 +94,10 @@ async def test_list_offsets(leader: Leader) -> None:
     assert turns >= 4 * MANY
 
 
-async def test_what_storage_answers_counts_under_the_epoch_of_the_question_only(leader: Leader) -> None:
-    """Of a partition that another leadership began for, while the others were looked at, nothing is told."""
+@pytest.mark.parametrize("timestamp", [EARLIEST, 1_700_000_000_000], ids=["earliest", "by time"])
+async def test_what_storage_answers_counts_under_the_epoch_of_the_question_only(leader: Leader, timestamp: int) -> None:
+    """Of a partition that another leadership began for, while the others were looked at, nothing is told: what is there
+    at a time, or that nothing is there yet, may be of a log that was cut to be copied anew."""
 
     async def list_offsets(lookups: Any) -> list[OffsetAnswer]:
         leader.lead(3, EPOCH + 1)
@@ -103,7 +105,7 @@ async def test_what_storage_answers_counts_under_the_epoch_of_the_question_only(
 
     leader.storage.list_offsets = list_offsets  # type: ignore[attr-defined]
     parts = [
-        broker_pb2.ListOffsetsPartition(partition=to_key(key(number)), leader_epoch=-1, timestamp=EARLIEST)
+        broker_pb2.ListOffsetsPartition(partition=to_key(key(number)), leader_epoch=-1, timestamp=timestamp)
         for number in range(5)
     ]
     request = broker_pb2.ListOffsetsRequest(partitions=parts, replica_id=-1)
