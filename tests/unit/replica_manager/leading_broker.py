@@ -101,12 +101,12 @@ class Leader:
     def hosted(self, number: int) -> HostedPartition:
         return self.replica_manager.hosted[key(number)]
 
-    def lead(self, number: int, epoch: int = EPOCH, isr: tuple[int, ...] = (1,)) -> None:
+    def lead(self, number: int, epoch: int = EPOCH, isr: tuple[int, ...] = (1,), incarnation: str = "ls") -> None:
         hosted = self.hosted(number)
         hosted.partition.brokers_changed(LiveBrokers({1: 101, 2: 102}), 0)
         state = VersionedState(PartitionState(1, epoch, 101, isr), 10 + epoch)
         hosted.partition.instruct(Instruction(state, isr), 0)
-        answer = FenceAnswer(Role.LEADER, epoch, incarnation="ls")
+        answer = FenceAnswer(Role.LEADER, epoch, incarnation=incarnation)
         self.replica_manager.perform(hosted, hosted.partition.fenced(answer, 0))
 
     def grow(self, number: int, end: int, epoch: int = EPOCH) -> None:

@@ -274,6 +274,12 @@ class ReplicaManager:
     def _append_unknown(self, hosted: HostedPartition, leader_epoch: int) -> None:
         self.perform(hosted, hosted.partition.append_unknown(leader_epoch, self.now_ms()))
 
+    def heard_offline(self, key: PartitionKey, incarnation: str) -> None:
+        """This incarnation of log-storage has answered that the log is offline: where it is gone by now, that says
+        nothing of the present one's logs."""
+        if incarnation == self._log_storage_incarnation:
+            self.offline_logs.seen([key])
+
     def _log_failed(self, key: PartitionKey) -> None:
         """RULES 7.7: this partition alone; the others are served as before."""
         hosted = self.hosted.get(key)
@@ -286,8 +292,8 @@ class ReplicaManager:
 
     def fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
         if answer.offline:
-            self.offline_logs.seen([key])
-        elif answer.error is ErrorCode.NONE:
+            self.heard_offline(key, answer.incarnation)
+        elif answer.error is ErrorCode.NONE and answer.incarnation == self._log_storage_incarnation:
             self.offline_logs.serves(key)
         hosted = self.hosted.get(key)
         if hosted is not None:

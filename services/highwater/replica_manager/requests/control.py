@@ -215,7 +215,7 @@ class Control:
         if created is not None and _is_refused(created):
             self._complain(instruction, created.error)
             if created.incarnation and created.error.code is ErrorCode.LOG_STORAGE_ERROR:
-                replica_manager.offline_logs.seen([instruction.key])
+                replica_manager.heard_offline(instruction.key, created.incarnation)
             return created.error
         self._complaints.pop(instruction.key, None)
         if hosted is None and replica_manager.broker_id not in instruction.replicas:

@@ -414,7 +414,7 @@ class FetchHandler:
         except StorageUnavailableError as error:
             return replace(admitted, error=ErrorCode.LOG_STORAGE_ERROR, message=str(error))
         if answer.offline:
-            self._replica_manager.offline_logs.seen([part.key])
+            self._replica_manager.heard_offline(part.key, answer.incarnation)
         still_leads = partition.leadership is not None and partition.leader_epoch == leader_epoch
         if role is not FetchRole.DEBUG and not still_leads:
             # What was read may be another leader's by now, copied over ours.

@@ -28,7 +28,7 @@ async def list_batches(
         return broker_pb2.ListBatchesResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, without_places(str(error))))
     found.error.message = without_places(found.error.message)
     if found.log.offline:
-        replica_manager.offline_logs.seen([key])
+        replica_manager.heard_offline(key, found.incarnation)
     partition = hosted.partition
     leads = partition.leadership is not None
     leader, leader_epoch = replica_manager.leader_of(key)
