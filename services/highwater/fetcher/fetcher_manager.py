@@ -107,7 +107,7 @@ class FetcherManager(Generic[Fetcher]):
         self._registration = following.registration
         if reopen:
             self.reopen_sessions()  # RULES 4.1
-        self._place(following, moved)
+        self._place(following, moved, registered_anew=reopen)
         return stopped + self._take_idle()
 
     def reopen_sessions(self) -> None:
@@ -180,7 +180,9 @@ class FetcherManager(Generic[Fetcher]):
                     moved[key] = leader
         return replaced, moved
 
-    def _place(self, following: Following, moved: Mapping[PartitionKey, LeaderEndpoint]) -> None:
+    def _place(
+        self, following: Following, moved: Mapping[PartitionKey, LeaderEndpoint], *, registered_anew: bool
+    ) -> None:
         steps: _Steps = defaultdict(list)
         for key, partition in following.partitions.items():
             home = fetcher_id_of(key, partition.followed.leader, self._count)
@@ -188,6 +190,8 @@ class FetcherManager(Generic[Fetcher]):
             if follower is None:
                 follower = self._followers[key] = Follower(key, partition.topic, self._retry_ms)
             actions = follower.follow(partition.followed, self._now_ms())
+            if registered_anew:
+                actions = actions or follower.registered_anew()
             if self._homes.get(key) != home or key in moved:
                 actions = actions or follower.moved()
                 if key in self._homes:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.fetcher.fetcher_manager import ChangesOfAnotherError, FetcherManager
-from highwater.fetcher.follower.actions import Action, Fence, FenceAnswer, Followed
+from highwater.fetcher.follower.actions import Action, Fence, FenceAnswer
+from highwater.fetcher.follower.actions import Followed as FollowedHere
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import (
     FetcherId,
@@ -20,8 +21,12 @@ from highwater.fetcher.follower.following import (
     Registration,
     fetcher_id_of,
 )
+from highwater.fetcher.wire import from_following
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.replicas.following import Followed
+from highwater.replica_manager.replicas.following_log import FollowingLog, FollowingReader
+from highwater.replica_manager.server.following_messages import to_following
 
 TOPIC_ID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8").bytes
 
@@ -85,7 +90,7 @@ class Managed:
                     key(partition): FollowedPartition(
                         "flights",
                         LeaderEndpoint(address, leader_broker_epoch),
-                        Followed(leader, leader_epoch, -1, "a"),
+                        FollowedHere(leader, leader_epoch, -1, "a"),
                     )
                     for partition, leader, address in partitions
                 },
@@ -201,6 +206,33 @@ async def test_a_new_broker_epoch_reopens_every_session() -> None:
     await managed.follow((0, 1, "one"), (1, 2, "two"), broker_epoch=9)
     assert [fetcher.sessions for fetcher in managed.opened] == [[7, 9], [7, 9]]
     assert managed.manager.broker_epoch == 9
+
+
+async def test_after_a_new_broker_epoch_nothing_is_acknowledged_before_the_log_is_read_again() -> None:
+    """The stream was broken while damage was cut: under the same leader epoch less is there by now (RULES 7.6)."""
+    log = FollowingLog()
+    followed = Followed("flights", 1, "one", 3, 5, -1)
+
+    async def take(reader: FollowingReader) -> None:
+        following = reader.take()
+        assert following is not None
+        await managed.manager.apply(from_following(to_following(3, following)))
+
+    managed = Managed()
+    log.publish(7, "a", {key(0): followed, key(1): followed})
+    await take(FollowingReader(log, takes_changes=True))
+    managed.fence_all()
+    log.publish(9, "a", {key(0): None})  # it leaves the ISR, under another registration
+    log.publish(9, "a", {key(0): followed})  # its log was cut from 10 to 4
+    await take(FollowingReader(log, takes_changes=True))
+    follower = managed.manager.followers[key(0)]
+    assert follower.position() is None
+    asked = {each.key: action for each, action in managed.opened[0].performed[-2:]}
+    assert asked == {each.key: Fence(each.generation, 5) for each in managed.manager.followers.values()}
+    follower.fenced(FenceAnswer(follower.generation, "a", LogState(4, 5, 0, 4)), 0)
+    position = follower.position()
+    assert position is not None
+    assert (position.acked_offset, position.fetch_offset) == (4, 4)
 
 
 async def test_changes_leave_what_they_do_not_name_as_it_is() -> None:

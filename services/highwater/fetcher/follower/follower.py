@@ -168,6 +168,12 @@ class Follower:
             return self._resume()
         return []
 
+    def registered_anew(self) -> list[Action]:
+        """The broker has another broker epoch. The whole that says so does not tell what was stopped in between, and
+        damage may have been cut then, under the same leader epoch (RULES 4.12, 7.6): the log may end before what was
+        acknowledged."""
+        return self._read_log()
+
     def moved(self) -> list[Action]:
         """The follower goes to another fetcher (RULES 4.9), which keeps its offsets. Whatever the old one had under way
         with log-storage is of unknown outcome."""
