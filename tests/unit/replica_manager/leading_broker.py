@@ -101,11 +101,20 @@ class Leader:
     def hosted(self, number: int) -> HostedPartition:
         return self.replica_manager.hosted[key(number)]
 
-    def lead(self, number: int, epoch: int = EPOCH, isr: tuple[int, ...] = (1,), incarnation: str = "ls") -> None:
+    def lead(
+        self,
+        number: int,
+        epoch: int = EPOCH,
+        isr: tuple[int, ...] = (1,),
+        *,
+        replicas: tuple[int, ...] = (),
+        incarnation: str = "ls",
+    ) -> None:
+        """`replicas`: the assignment; where it is left out, the ISR."""
         hosted = self.hosted(number)
         hosted.partition.brokers_changed(LiveBrokers({1: 101, 2: 102}), 0)
         state = VersionedState(PartitionState(1, epoch, 101, isr), 10 + epoch)
-        hosted.partition.instruct(Instruction(state, isr), 0)
+        hosted.partition.instruct(Instruction(state, replicas or isr), 0)
         answer = FenceAnswer(Role.LEADER, epoch, incarnation=incarnation)
         self.replica_manager.perform(hosted, hosted.partition.fenced(answer, 0))
 

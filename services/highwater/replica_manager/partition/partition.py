@@ -70,8 +70,8 @@ class Partition:
         self._highest_epoch_seen = -1  # in an instruction or in etcd
         self._live = NO_BROKERS
         self._leadership: Leadership | None = None
-        # Ids go on over leader epochs, so that a late outcome of an old proposal is never taken for a new one's. Not
-        # where a replica is evicted: its topic id is dead or it is assigned elsewhere (9.3), for good.
+        # Ids go on over leader epochs, so that a late outcome of an old proposal is never taken for a new one's. Where
+        # a replica was evicted, and is assigned here again, they begin anew: outcomes are those of one `Partition`.
         self._next_proposal_id = 1
         self._incarnation = ""  # log-storage's, as last fenced or announced; "" before either
         # As last fenced, and while this broker leads the leadership's. The high watermark is of the present lineage,

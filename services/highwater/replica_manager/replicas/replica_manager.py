@@ -226,7 +226,8 @@ class ReplicaManager:
                     self.moved.add(hosted.key)
                     hosted.high_watermark_advanced(offset)
                 case act.WriteIsr():
-                    self._isr_changes.write(hosted.key, hosted.topic, action, self.isr_settled)
+                    settled = functools.partial(self._isr_settled, hosted)
+                    self._isr_changes.write(hosted.key, hosted.topic, action, settled)
                 case act.ReadState():
                     self._isr_changes.read(hosted.key, hosted.topic, self.state_read)
                 case act.Fence():
@@ -299,10 +300,11 @@ class ReplicaManager:
         if hosted is not None:
             self.perform(hosted, hosted.partition.fenced(answer, self.now_ms()))
 
-    def isr_settled(self, key: PartitionKey, proposal_id: int, result: StateWriteResult) -> None:
-        hosted = self.hosted.get(key)
-        if hosted is None:
-            return
+    def _isr_settled(
+        self, hosted: HostedPartition, key: PartitionKey, proposal_id: int, result: StateWriteResult
+    ) -> None:
+        if self.hosted.get(key) is not hosted:
+            return  # evicted, and perhaps assigned here again: its proposals are others
         now_ms = self.now_ms()
         match result.outcome:
             case Outcome.WRITTEN:
