@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
 from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.model.partition import PartitionKey
+
+KEPT_DELETED = 10_000  # ids of deleted topics, the last ones: an instruction that names one is not long under way
 
 
 class Endpoint(NamedTuple):
@@ -70,6 +72,7 @@ class MetadataCache:
         self._reached_by: dict[str, dict[int, Endpoint]] = {}  # by listener, of `brokers` as they are
         self._topics: dict[bytes, CachedTopic] = {}
         self._ids: dict[str, bytes] = {}
+        self._deleted: dict[bytes, None] = {}  # in the order of their deletions
 
     def set_controller(self, controller_id: int, address: str) -> None:
         self.controller_id = controller_id
@@ -129,9 +132,19 @@ class MetadataCache:
                     partitions[number] = partition
             self._topics[topic.topic_id] = replace(topic, partitions=partitions)
             self._ids[topic.topic] = topic.topic_id
-        changed |= self._forget(set(deleted))
+            self._deleted.pop(topic.topic_id, None)  # in an etcd that was made again it is there again
+        gone = dict.fromkeys(deleted)
+        changed |= self._forget(set(gone))
+        self._deleted |= gone
+        for topic_id in list(islice(self._deleted, max(len(self._deleted) - KEPT_DELETED, 0))):
+            del self._deleted[topic_id]
         for listener in self.listeners:
             listener(changed)
+
+    def learn(self, topics: Iterable[CachedTopic]) -> None:
+        """Takes what an instruction says. It may have been under way for seconds, while its logs were made: nobody
+        would say once more that a topic was deleted meanwhile."""
+        self.update([topic for topic in topics if topic.topic_id not in self._deleted], full=False)
 
     def _forget(self, topic_ids: set[bytes]) -> set[str]:
         names = set()

@@ -256,7 +256,7 @@ class Control:
             topic.partitions[each.key.partition] = CachedPartition(
                 each.state.state, each.state.revision, each.replicas, each.offline_replicas
             )
-        self._replica_manager.metadata.update(list(topics.values()), full=False)
+        self._replica_manager.metadata.learn(topics.values())
 
     async def _outcome(self, key: PartitionKey, error: StorageError) -> InstructionOutcome:
         hosted = self._replica_manager.hosted.get(key)
