@@ -111,10 +111,12 @@ class OffsetsHandler:
         self, lookup: OffsetLookup, leader_epoch: int | None, answer: OffsetAnswer, replica_id: int
     ) -> ListedOffset:
         key, error = lookup.key, answer.error
-        if replica_id != DEBUG and (leader_epoch is None or self._leader_epoch(key) != leader_epoch):
+        if replica_id == DEBUG:
+            return ListedOffset(key, error.code, error.message, answer.offset, answer.timestamp, answer.leader_epoch)
+        if leader_epoch is None or self._leader_epoch(key) != leader_epoch:
             # What was looked into may be cut, or copied from another leader, by now.
             return ListedOffset(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if lookup.timestamp == EARLIEST and replica_id != DEBUG and error.code is ErrorCode.NONE:
+        if lookup.timestamp == EARLIEST and error.code is ErrorCode.NONE:
             # RULES 5.7: retention raises it without a word to the leader, whose reads may all come from the tail cache.
             hosted = self._replica_manager.hosted[key]
             seen = hosted.partition.log_start_seen(leader_epoch, answer.incarnation, answer.offset)
