@@ -28,7 +28,7 @@ from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests import session_fetch
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
-from highwater.replica_manager.requests.session_roles import ReplicaRole
+from highwater.replica_manager.requests.session_roles import Place, ReplicaRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
 from highwater.replica_manager.responses.response_reads import PartRead
 from highwater.telemetry.metrics import Metrics
@@ -273,6 +273,58 @@ async def test_what_there_was_no_room_for_comes_first_in_the_next_answer(leader:
         served.append(number)
         named = {number: 1}  # more is there of each
     assert served == [2, 0, 1, 2, 0, 1]
+
+
+async def test_an_answer_looks_at_no_more_of_those_that_lag_than_it_has_room_for() -> None:
+    leader = Leader(partitions=100)
+    leader.max_bytes = 2 * len(BATCH)
+    await leader.opened(dict.fromkeys(range(100), 0))
+    for number in range(100):
+        leader.grow(number, 4)
+    looks: list[int] = []
+    role = leader.fetch._role
+    admitted = role.admitted
+
+    def counted(place: Place) -> FetchedPart:
+        looks.append(place.part.key.partition)
+        return admitted(place)
+
+    role.admitted = counted  # type: ignore[method-assign]
+    served = []
+    for _ in range(20):
+        answer = await leader.answers(leader.asks({}))
+        assert answer.more
+        served += numbers(answer)
+    assert served == list(range(40))
+    assert len(looks) <= 20 * 3
+
+
+async def test_an_error_and_a_divergence_do_not_wait_for_room(leader: Leader) -> None:
+    leader.max_bytes = len(BATCH)
+    await leader.opened()
+    for number in range(3):
+        leader.grow(number, 4)
+    leader.replica_manager.evict(key(2))
+    answer = await leader.answers(leader.asks({1: 1}, epoch=EPOCH - 1))
+    assert errors(answer) == {0: ErrorCode.NONE, 1: ErrorCode.FENCED_LEADER_EPOCH, 2: ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    assert not answer.more
+
+
+async def test_marks_of_a_place_that_there_is_no_room_for_are_told(leader: Leader) -> None:
+    leader.max_bytes = len(BATCH)
+    for number in range(3):
+        leader.grow(number, 4)
+    answer = await leader.answers(leader.asks({0: 0, 1: 0, 2: 0}))
+    assert {part.key.partition: bool(part.pieces) for part in answer.results} == {0: True, 1: False, 2: False}
+
+
+async def test_one_that_is_led_no_more_and_again_is_read_once(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(0, 4)
+    leader.fetch.changed(key(0))  # in both queues
+    answer = await leader.answers(leader.asks({}))
+    assert numbers(answer) == [0]
+    assert not answer.more
 
 
 async def test_a_forgotten_place_is_not_answered(leader: Leader) -> None:

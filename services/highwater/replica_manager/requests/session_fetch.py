@@ -7,14 +7,14 @@ neither side has to say costs nothing: partitions tell the session when they mov
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import LEADER_IS_ELSEWHERE, MAX_WAIT_MS, FetchParams
-from highwater.replica_manager.requests.session_roles import Place, SessionRole
+from highwater.replica_manager.requests.session_roles import Owed, Place, SessionRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart
 from highwater.replica_manager.responses.response_reads import Read, ResponseReads
 
@@ -34,12 +34,12 @@ class _Found(NamedTuple):
     """The findings of one look at what has moved."""
 
     parts: list[tuple[Place, FetchedPart]]  # with batches, an error or a divergence
-    unread: list[PartitionKey]  # there is more to read than the answer has room for
+    unread: dict[PartitionKey, None]  # there is more to read than the answer has room for
     complete: bool
     starved: bool  # there is something to read, and no room for it in the budget of all responses
 
-    def keys(self) -> list[PartitionKey]:
-        return [*(part.key for _, part in self.parts), *self.unread]
+    def keys(self) -> dict[PartitionKey, None]:
+        return {**dict.fromkeys(part.key for _, part in self.parts), **self.unread}
 
 
 class SessionAnswer(NamedTuple):
@@ -60,6 +60,8 @@ class SessionFetch:
         self._places: dict[PartitionKey, Place] = {}
         # To be looked at for the next answer, in this order: who has waited longest comes first (RULES 4.8).
         self._moved: dict[PartitionKey, None] = {}
+        # To be looked at before those, as they may be answered without batches: for these there is always room.
+        self._urgent: dict[PartitionKey, None] = {}
         # Of these at most high watermark and log start are to be told, with whichever answer is the next.
         self._marks: dict[PartitionKey, None] = {}
         # Of a leader epoch that is not known here yet: answered with the others, or once this broker leads.
@@ -96,17 +98,21 @@ class SessionFetch:
     def _name(self, part: FetchPart) -> None:
         key = part.key
         place = Place(self._taken, part)
-        has_answer = self._role.named(place)
+        owed = self._role.named(place)
         if key not in self._places:
             self._replica_manager.purgatory.sessions.add(key, self)
         self._places[key] = place
         self._early.pop(key, None)
         self._held.pop(key, None)
-        if has_answer:
+        if owed is Owed.REFUSAL:
+            self._urgent.setdefault(key)
+            return
+        self._urgent.pop(key, None)
+        self._marks[key] = None
+        if owed is Owed.BATCHES:
             self._moved.setdefault(key)
         else:
             self._moved.pop(key, None)
-            self._marks[key] = None
 
     def _drop(self, key: PartitionKey) -> None:
         self._forget(key)
@@ -155,7 +161,7 @@ class SessionFetch:
         if place is not None:
             place.again = True
             self._held.pop(key, None)
-            self._moved.setdefault(key)
+            self._urgent.setdefault(key)
             if self._answering is not None:
                 self._answering.wait.wake()
 
@@ -224,15 +230,18 @@ class SessionFetch:
         return self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
 
     async def _look(self, params: FetchParams) -> _Found:
-        """Looks at what has moved. What moves meanwhile is looked at the next time."""
+        """Looks at what has moved. What moves meanwhile is looked at the next time, and so is what there is no room
+        for: of thousands that have more to read an answer looks at those that it has room for."""
         limit = self._limit_bytes(params)
         total = 0
         self._missing_bytes = 0
         self._let_go()
         moved, self._moved = self._moved, {}
+        urgent, self._urgent = self._urgent, {}
         parts: list[tuple[Place, FetchedPart]] = []
-        unread: list[PartitionKey] = []
+        unread: dict[PartitionKey, None] = {}
         complete, starved = not self._answered or self._untold, False
+        has_rest = False  # that is not looked at
         full = False  # it has less room than it wants, or there is more to read than it has room for
 
         def done(place: Place, found: FetchedPart | None, size_bytes: int) -> None:
@@ -242,24 +251,23 @@ class SessionFetch:
                 return  # named anew meanwhile: the next answer is about that
             total += size_bytes
             if found is None or (not size_bytes and found.error is ErrorCode.NONE):
-                unread.append(place.part.key)
+                unread[place.part.key] = None
             else:
                 complete |= found.error is not ErrorCode.NONE
                 parts.append((place, found))
 
         reads: ResponseReads[Place] | None = None
-        looking = iter(moved)
-        not_looked_at: list[PartitionKey] = []
-        for key in looking:
+        looked_at: list[PartitionKey] = []
+        for key in chain(urgent, (key for key in moved if key not in urgent)) if urgent else moved:
             if len(parts) >= TOLD_AT_ONCE:
-                not_looked_at = [key, *looking]
-                complete = True
+                complete = has_rest = True
                 break
+            looked_at.append(key)
             place = self._places.get(key)
             if place is None or place.used_up:
                 continue
             if place.request > self._answered + 1:
-                self._moved.setdefault(key)
+                (self._urgent if key in urgent else self._moved).setdefault(key)
                 continue
             hosted = self._replica_manager.hosted.get(key)
             if self._role.is_early(place):
@@ -281,21 +289,29 @@ class SessionFetch:
                 self._held[key] = None
                 continue
             if reads is None and not starved:
-                wanted = self._wanted_bytes(params, moved)
+                wanted = self._wanted_bytes(params, chain(urgent, moved))
                 granted = params.room.take(wanted)
                 starved = not granted
                 if granted:
                     full = granted < wanted
                     room_bytes = min(limit, granted)
                     reads = ResponseReads(self._read, room_bytes, self._replica_manager.message_max_bytes, done)
-            if reads is None:
-                unread.append(key)
-            else:
+            if reads is not None and reads.left_bytes > 0:
                 await reads.add(place, hosted, place.part, found)
+                continue
+            unread[key] = None
+            full |= reads is not None
+            if key not in urgent:
+                has_rest = True
+                break
         if reads is not None:
             await reads.finish()
         params.room.settle(total)  # a grant that nothing was read for goes back
-        unread += not_looked_at
+        if has_rest:
+            for key in looked_at:
+                urgent.pop(key, None)
+                moved.pop(key, None)
+            unread |= urgent | moved
         self._missing_bytes += params.min_bytes - total
         enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
         return _Found(parts, unread, complete or enough, starved)
@@ -308,14 +324,14 @@ class SessionFetch:
         if now_ms - self._looked_at_held_ms < LONGEST_HOLD_MS and self._role.owed_s() > 0:
             return
         self._looked_at_held_ms = now_ms
-        keys = list(islice(self._held, HELD_AT_ONCE))
+        keys = dict.fromkeys(islice(self._held, HELD_AT_ONCE))
         for key in keys:
             del self._held[key]
         self._put_back(keys)
 
-    def _put_back(self, keys: Iterable[PartitionKey]) -> None:
+    def _put_back(self, keys: dict[PartitionKey, None]) -> None:
         """They have not had their turn: they stay in front of what moved since."""
-        self._moved = {**dict.fromkeys(keys), **self._moved}
+        self._moved = keys | self._moved
 
     def _tell(self, found: _Found) -> SessionAnswer:
         self._answered += 1

@@ -6,6 +6,7 @@ What a session does is the same for both; a role says what becomes of a place, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Protocol
 
 from highwater.errors import ErrorCode
@@ -24,6 +25,14 @@ from highwater.rpc.embedding import size_of
 from highwater.security.access import Access
 
 Note = Callable[[FetchSession, FetchPart], FetchVerdict]
+
+
+class Owed(Enum):
+    """A place's answer when it is named."""
+
+    NOTHING = "nothing"  # but high watermark and log start
+    BATCHES = "batches"
+    REFUSAL = "refusal"  # an error or a divergence
 
 
 class Place:
@@ -50,8 +59,8 @@ class SessionRole(Protocol):
     def requested(self) -> None:
         """A request has been taken."""
 
-    def named(self, place: Place) -> bool:
-        """Takes what a place says, and returns whether the next answer has to look at it."""
+    def named(self, place: Place) -> Owed:
+        """Takes what a place says, and returns what the next answer has to say of it."""
 
     def unnamed(self, key: PartitionKey) -> None:
         """The session asks for it no more."""
@@ -112,9 +121,9 @@ class ReplicaRole:
         if self._session.requested(self._replica_manager.now_ms(), self._replica_manager.settings.session_silent_ms):
             self._replica_manager.session_liveness_changed(self._session)
 
-    def named(self, place: Place) -> bool:
+    def named(self, place: Place) -> Owed:
         verdict = self._take(place)
-        return _is_refused(verdict) or verdict.log_end_offset > place.part.fetch_offset
+        return _owed(_is_refused(verdict), verdict.log_end_offset, place)
 
     def _take(self, place: Place) -> FetchVerdict:
         place.verdict = verdict = self._note(self._session, place.part)
@@ -192,9 +201,9 @@ class ConsumerRole:
     def requested(self) -> None:
         """Nobody waits for a consumer."""
 
-    def named(self, place: Place) -> bool:
+    def named(self, place: Place) -> Owed:
         found = self.admitted(place)
-        return found.error is not ErrorCode.NONE or found.readable_end > place.part.fetch_offset
+        return _owed(found.error is not ErrorCode.NONE, found.readable_end, place)
 
     def unnamed(self, key: PartitionKey) -> None:
         """The partition knows nothing of its consumers."""
@@ -234,3 +243,9 @@ class ConsumerRole:
 
 def _is_refused(verdict: FetchVerdict) -> bool:
     return verdict.error is not ErrorCode.NONE or verdict.diverging is not None
+
+
+def _owed(refused: bool, readable_end: int, place: Place) -> Owed:
+    if refused:
+        return Owed.REFUSAL
+    return Owed.BATCHES if readable_end > place.part.fetch_offset else Owed.NOTHING
