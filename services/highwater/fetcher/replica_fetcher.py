@@ -43,6 +43,7 @@ from highwater.fetcher.follower.actions import (
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.retry_times import RetryTimes
 from highwater.fetcher.follower_throttle import FollowerThrottle
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.settings import FetcherSettings
@@ -132,7 +133,7 @@ class ReplicaFetcher:
         # Those of the followers of which it says so: a round goes over these alone.
         self._leader_has_more: dict[PartitionKey, None] = {}
         self._marks_behind: dict[PartitionKey, None] = {}
-        self._delayed: dict[PartitionKey, None] = {}
+        self._retries = RetryTimes()
         self._throttled: dict[PartitionKey, None] = {}  # held back at the last look
         self._asked: deque[_Asked] = deque()
         self._acked_since_asked = False  # the request that waits at the leader does not tell the acked offset
@@ -192,7 +193,9 @@ class ReplicaFetcher:
         self._places.changed(key)
         _keep(self._leader_has_more, key, follower.leader_has_more)
         _keep(self._marks_behind, key, follower.marks_are_behind)
-        self._set_timer(follower)
+        self._retries.set(key, follower.retry_at_ms)
+        if follower.retry_at_ms is not None:
+            self._set_timer()
         self._wake.set()
 
     def remove(self, key: PartitionKey) -> None:
@@ -200,8 +203,9 @@ class ReplicaFetcher:
         self._followers.pop(key, None)
         self._fetch_order.remove(key)
         self._places.removed(key)
-        for kept in (self._leader_has_more, self._marks_behind, self._delayed, self._throttled):
+        for kept in (self._leader_has_more, self._marks_behind, self._throttled):
             kept.pop(key, None)
+        self._retries.set(key, None)
         if self._spans is not None:
             self._spans.forget(key)
         self._wake.set()
@@ -530,25 +534,26 @@ class ReplicaFetcher:
 
     # Back-off.
 
-    def _set_timer(self, follower: Follower) -> None:
-        """One timer, for the earliest retry; nothing for a follower that is not delayed."""
-        _keep(self._delayed, follower.key, follower.retry_at_ms is not None)
-        if follower.retry_at_ms is None or (self._timer is not None and self._timer_at_ms <= follower.retry_at_ms):
+    def _set_timer(self) -> None:
+        """One timer, for the earliest retry."""
+        at_ms = self._retries.next_ms
+        if at_ms is None or (self._timer is not None and self._timer_at_ms <= at_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at_ms = follower.retry_at_ms
-        delay_s = max(1, follower.retry_at_ms - self._now_ms()) / 1000
+        self._timer_at_ms = at_ms
+        delay_s = max(1, at_ms - self._now_ms()) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now_ms = self._now_ms()
         steps: list[Step] = []
-        for key in list(self._delayed):
+        for key in self._retries.take_due(now_ms):
             follower = self._followers[key]
             steps += [(follower, action) for action in follower.tick(now_ms)]
             self.changed(follower)
+        self._set_timer()
         self.perform(steps)
 
     def _log_delay(self, follower: Follower, action: Delayed) -> None:

@@ -108,7 +108,8 @@ class NamedPlaces(Generic[PlaceT]):
 
         `whole`: all partitions, in their order, for a leader that takes every request for the whole; None: what has
         changed."""
-        if not self._changed and not len(self):
+        if not len(self) and all(position_of(key) is None for key in self._changed):
+            self._changed = {}  # nothing to fetch among these, and so among all
             return None
         request: NamedRequest[PlaceT] = NamedRequest({}, {})
         for key in self._changed if whole is None else [*whole, *(key for key in self._changed if key not in whole)]:
