@@ -196,6 +196,17 @@ async def test_a_raised_log_start_is_told_at_once(leader: Leader) -> None:
     assert [(part.key.partition, part.log_start_offset) for part in answer.results] == [(0, 2)]
 
 
+async def test_a_log_start_raised_while_no_request_waits_is_told_with_the_next_at_once(leader: Leader) -> None:
+    leader.grow(0, 4)
+    await leader.opened({0: 4, 1: 0})
+    hosted = leader.hosted(0)
+    raised = hosted.partition.log_start_seen(EPOCH, "ls", 2)
+    leader.replica_manager.perform(hosted, raised)
+    answer = await leader.answers(leader.asks({}))
+    assert [(part.key, part.log_start_offset) for part in answer.results] == [(key(0), 2)]
+    await leader.waits(leader.asks({}))
+
+
 async def test_a_partition_that_is_led_no_more_is_told_once(leader: Leader) -> None:
     await leader.opened()
     waiting = await leader.waits(leader.asks({}))

@@ -70,7 +70,8 @@ class SessionFetch:
         self._held: dict[PartitionKey, None] = {}
         self._looked_at_held_ms = 0
         self._answering: FetchParams | None = None
-        self._untold = False  # marks that the latest answer had no room for: the next one does not wait
+        # Marks that the latest answer had no room for, or a log start that has risen since: the next one does not wait.
+        self._untold = False
         self._missing_bytes = 0  # until those that wait are enough for an answer
         self._taken = 0  # requests
         self._answered = 0
@@ -178,6 +179,8 @@ class SessionFetch:
                 self.changed(key)
             elif self._answering is not None:
                 self._answering.wait.end()
+            else:
+                self._untold = True
 
     # Answers
 
