@@ -352,8 +352,8 @@ class LeaderStream:
             self.send()
 
     def _is_answered_at_once(self) -> bool:
-        throttling = self._throttled or self._owner.now_ms < self._leader_pauses_until_ms
-        return self._left_some or (bool(self._has_more) and not throttling)
+        pausing = self._owner.now_ms < self._leader_pauses_until_ms
+        return (self._left_some or (bool(self._has_more) and not self._throttled)) and not pausing
 
     def _received(
         self,

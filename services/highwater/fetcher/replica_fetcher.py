@@ -377,10 +377,11 @@ class ReplicaFetcher:
         """Tells whether the leader has more for the next request, so that no acked offset waits behind it."""
         if self._settings.replica_fetch_min_bytes > 1:
             return False
-        # While either end throttles, nobody knows which of them it has more for (RULES 4.14).
-        throttling = self._throttled or self._now_ms() < self._leader_pauses_until_ms
-        has_more = bool(self._leader_has_more) and not throttling
-        return self._leader_left_some or has_more
+        # While either end throttles, nobody knows which of them it has more for (RULES 4.14). What a leader had no room
+        # for may be what it holds back from now on.
+        pausing = self._now_ms() < self._leader_pauses_until_ms
+        has_more = bool(self._leader_has_more) and not self._throttled
+        return (self._leader_left_some or has_more) and not pausing
 
     def _received(self, response: broker_pb2.FetchResponse) -> None:
         if not self._asked or response.correlation_id != self._asked[0].correlation_id:

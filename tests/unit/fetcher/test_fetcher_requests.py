@@ -190,3 +190,17 @@ async def test_a_request_that_forgets_what_the_leader_has_more_of_keeps_no_ackno
     storage.answer(follower, LogState(END, 5, 4, END))
     assert asked(fetcher) == 4
     await fetcher.stop()
+
+
+async def test_what_a_leader_left_and_holds_back_since_keeps_no_acknowledgement_waiting(
+    fetcher: ReplicaFetcher, storage: HeldLogStorage, follower: Follower
+) -> None:
+    """What its response had no room for is throttled, and with what was in it the rate is used up."""
+    assert asked(fetcher) == 0
+    response = broker_pb2.FetchResponse(correlation_id=1, incremental=True, more=True, throttle_ms=10_000)
+    response.results.add(partition=to_key(KEY), high_watermark=END, log_start_offset=4, log_end_offset=END)
+    fetcher._received(response)
+    assert fetcher._next_request(3) is not None
+    storage.answer(follower, LogState(END, 5, 4, END))
+    assert asked(fetcher) == 4
+    await fetcher.stop()
