@@ -198,7 +198,7 @@ def loading(settings: Settings) -> None:
         settings,
         {"prefer leaders": 1.0, "pause storage": 2.0},
         session_timeout_ms=4000,
-        members=4,
+        members=8,
         partitions=6,
         work_gap_ms=200,
         idle=0.0,
