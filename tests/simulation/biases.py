@@ -86,6 +86,13 @@ def damaged(settings: Settings) -> None:
     weights(settings, damage_log=2, pause_manager=0.5, kill_broker=0.3)
 
 
+def cut_unheard(settings: Settings) -> None:
+    """Much happens to a broker between two messages that its fetcher takes."""
+    damaged(settings)
+    settings.stream_break = 0.3
+    weights(settings, damage_log=2, pause_fetcher=1.5, expire_lease=0.5)
+
+
 def late_appends(settings: Settings) -> None:
     three(settings)
     settings.produce_gap_ms = 60

@@ -308,6 +308,10 @@ def _counted_by_what_was_cut() -> list[Any]:
     return [patch.object(Replica, "bind", bind), patch.object(Replica, "fetched", fetched)]
 
 
+def _end_kept() -> list[Any]:
+    return [patch.object(Follower, "registered_anew", lambda self: [])]
+
+
 # 3.4: appends that land late
 
 
@@ -524,6 +528,7 @@ MUTANTS = (
     Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), biases.overridden),
     Mutant("the old lineage's high watermark kept", "7.4", _old_lineage, ("1", "2"), biases.unclean_across_gaps),
     Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), biases.damaged),
+    Mutant("an end that is kept over a new registration", "4.1", _end_kept, ("1", "2"), biases.cut_unheard),
     Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), biases.late_appends),
     Mutant("a leaving broker taken out of an ISR that needs it", "7.8", _let_go_all, ("shutdown",), drain_alone),
     Mutant("a broker that may stop although an ISR needs it", "7.8", _released_at_once, ("shutdown",), drain_alone),
