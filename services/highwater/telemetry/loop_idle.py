@@ -38,7 +38,7 @@ class TimedEventLoop(asyncio.SelectorEventLoop):
 
 
 def loop_waited_s() -> float | None:
-    """What the running event loop has waited so far; None where that is no `TimedEventLoop`."""
+    """Seconds that the running event loop has waited so far; None where that is no `TimedEventLoop`."""
     loop = asyncio.get_running_loop()
     return loop.selector.waited_s if isinstance(loop, TimedEventLoop) else None
 
