@@ -138,14 +138,16 @@ class IsrChanges:
         self._notifications = 0
 
     def write(self, key: PartitionKey, topic: str, action: act.WriteIsr, settled: Callable[..., None]) -> None:
-        self._owner.spawn(self._write(key, topic, action, settled))
+        epoch = self._owner.replica_manager.broker_epoch
+        self._owner.spawn(self._write(key, topic, action, settled, epoch))
 
-    async def _write(self, key: PartitionKey, topic: str, action: act.WriteIsr, settled: Callable[..., None]) -> None:
+    async def _write(
+        self, key: PartitionKey, topic: str, action: act.WriteIsr, settled: Callable[..., None], epoch: int | None
+    ) -> None:
         owner = self._owner
         replica_manager = owner.replica_manager
         await owner.sleep(int(owner.random() * 4))
-        epoch = replica_manager.broker_epoch
-        if epoch is None:
+        if epoch is None or epoch != replica_manager.broker_epoch:
             settled(key, action.proposal_id, StateWriteResult(Outcome.UNAVAILABLE))
             return
         self._notifications += 1
