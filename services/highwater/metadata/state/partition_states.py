@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.metadata.schema.cluster_view import versioned_state, versioned_topic
@@ -15,7 +15,7 @@ from highwater.metadata.schema.reading import CorruptMetadataError, readable
 from highwater.metadata.store.batches import ConditionalWrite, Outcome, WriteResult, write_in_batches
 from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.store.store import Store
-from highwater.metadata.store.transactions import Operation, Put, created_at, modified_at
+from highwater.metadata.store.transactions import Entry, Operation, Put, created_at, modified_at
 from highwater.model.partition import PartitionKey
 from highwater.rpc.process.loop_turn import by_turns
 
@@ -77,16 +77,30 @@ async def read_own_states(
 ) -> dict[PartitionKey, VersionedState]:
     """The same, by partition, of those whose topics still have these names. A topic that was made anew under the name
     of a deleted one is another (RULES 1.1), and its states begin at leader epoch 0. What cannot be read is left out."""
-    wanted = [name for key, topic in topics.items() for name in (keys.topic(topic), keys.state(topic, key.partition))]
+    wanted: dict[str, None] = {}
+    async for key, topic in by_turns(topics.items()):
+        wanted |= dict.fromkeys((keys.topic(topic), keys.state(topic, key.partition)))
     entries, _ = await store.get_many(wanted, timeout_s=timeout_s)
+    topic_ids = await _topic_ids(entries, {keys.topic(topic) for topic in topics.values()})
     found = {}
-    for key, topic in topics.items():
-        assigned, state = entries.get(keys.topic(topic)), entries.get(keys.state(topic, key.partition))
-        if assigned is None or state is None:
+    async for key, topic in by_turns(topics.items()):
+        state = entries.get(keys.state(topic, key.partition))
+        if state is None or topic_ids.get(keys.topic(topic)) != key.topic_id:
             continue
         with contextlib.suppress(CorruptMetadataError):
-            if readable(assigned, versioned_topic).assignment.topic_id == key.topic_id:
-                found[key] = readable(state, versioned_state)
+            found[key] = readable(state, versioned_state)
+    return found
+
+
+async def _topic_ids(entries: Mapping[str, Entry], topics: Collection[str]) -> dict[str, bytes]:
+    """Of those keys that are topics' and can be read. An assignment is as long as its topic has partitions: it is
+    parsed once, not for each of them."""
+    found = {}
+    async for name in by_turns(topics):
+        entry = entries.get(name)
+        if entry is not None:
+            with contextlib.suppress(CorruptMetadataError):
+                found[name] = readable(entry, versioned_topic).assignment.topic_id
     return found
 
 

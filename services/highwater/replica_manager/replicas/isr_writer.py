@@ -25,6 +25,7 @@ from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import WriteIsr
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
@@ -169,5 +170,8 @@ class IsrChanges:
         except StoreError as error:
             logger.warning("cannot read partition states: %s", error)  # the partition asks again
             return
-        for key, state in found.items():  # the controller will stop those that are not found
-            reads[key][1](key, state)
+        async for key, state in by_turns(found.items()):  # the controller will stop those that are not found
+            try:
+                reads[key][1](key, state)
+            except Exception:  # one partition's: the others are not to wait for it
+                logger.exception("a state that was read could not be taken %s", pairs(partition=key))
