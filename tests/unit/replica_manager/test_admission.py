@@ -207,6 +207,18 @@ def test_the_rate_of_a_connection_falls_at_once_and_rises_slowly() -> None:
     assert rate.at(now_s) == 500
 
 
+def test_single_batches_do_not_keep_a_rate_down() -> None:
+    """Every two seconds one holds the loop for 150 ms, more than two fifths of the time between two looks: the broker
+    has nine tenths of its time to spare."""
+    idle_s = 0.0
+    rate = ConnectionRate(500, 100, lambda: idle_s)
+    rates = []
+    for look in range(240):
+        rates.append(rate.at(look * LOOK_S))
+        idle_s += LOOK_S - (0.15 if look % 8 == 4 else 0)
+    assert set(rates) == {500}
+
+
 def test_a_loop_that_does_not_tell_what_it_waits_has_the_whole_rate() -> None:
     rate = ConnectionRate(500, 100, lambda: None)
     assert {rate.at(LOOK_S * look) for look in range(10)} == {500}

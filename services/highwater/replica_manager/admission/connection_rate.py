@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 BUSY_BELOW = 0.6
 """Of the event loop's time is idle. Calls cost the rest of the broker as much again, and the machine's other brokers
 where they are followers: a loop that has half of its time left may well have used up the processors."""
-LOOK_S = 0.25  # of shorter intervals a share says little
+LOOK_S = 0.25  # between two looks, at least
+WINDOW_S = 1.0  # of the share, at least: of a shorter one a batch or two may take most, and each would halve the rate
 FALL = 0.5  # with each look at a busy loop
 RECOVERY_S = 20.0  # from nothing to the whole rate: it hovers close above where the loop is busy
 
@@ -23,24 +25,26 @@ class ConnectionRate:
         self._least = min(least, most)
         self._idle_s = idle_s
         self._rate = most
-        self._looked: tuple[float, float] | None = None  # when, and what the loop had waited by then
+        self._looks: deque[tuple[float, float]] = deque()  # when, and what the loop had waited by then; the last ones
 
     def at(self, now_s: float) -> float:
-        if self._looked is None:
+        if not self._looks:
             self._look(now_s)
-        elif now_s - self._looked[0] >= LOOK_S:
-            before_s, waited_s = self._looked
+        elif (elapsed_s := now_s - self._looks[-1][0]) >= LOOK_S:
             self._look(now_s)
-            self._adapt(now_s - before_s, self._looked[1] - waited_s)
+            self._adapt(elapsed_s)
         return self._rate
 
     def _look(self, now_s: float) -> None:
         idle_s = self._idle_s()
         # Where it is not known every moment was idle.
-        self._looked = (now_s, now_s if idle_s is None else idle_s)
+        self._looks.append((now_s, now_s if idle_s is None else idle_s))
+        while len(self._looks) > 1 and now_s - self._looks[1][0] >= WINDOW_S:
+            self._looks.popleft()
 
-    def _adapt(self, elapsed_s: float, idle_s: float) -> None:
-        if idle_s < BUSY_BELOW * elapsed_s:
+    def _adapt(self, elapsed_s: float) -> None:
+        (from_s, waited_s), (now_s, idle_s) = self._looks[0], self._looks[-1]
+        if idle_s - waited_s < BUSY_BELOW * (now_s - from_s):
             self._rate = max(self._least, self._rate * FALL)
         else:
             self._rate = min(self._most, self._rate + self._most * elapsed_s / RECOVERY_S)
