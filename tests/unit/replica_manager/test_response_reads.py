@@ -113,6 +113,15 @@ async def test_a_batch_for_which_there_is_no_room_left_is_left_out_whole() -> No
     assert not reader.asked_for[1].pieces
 
 
+async def test_behind_a_batch_for_which_there_is_no_room_nothing_is_read() -> None:
+    reader = Reader(25, [1_000] * 100, cached=range(0, 100, 2), batch=20)
+    reader.limits = {0: 20}
+    await reader.read()
+    assert reader.given == {0: 20}
+    assert reader.asked == [[0], [1]]
+    assert reader.left_out == list(range(1, 100))
+
+
 @given(
     st.integers(1, 400),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 50), st.booleans()), min_size=1, max_size=30),

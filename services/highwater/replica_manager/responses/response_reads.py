@@ -32,8 +32,8 @@ Read = Callable[[Sequence[PartRead]], Awaitable[Sequence[tuple[FetchedPart, int]
 class ResponseReads(Generic[T]):
     """`done` is called with whatever the caller gave with a partition, the answer about it, and its bytes; with None
     where there was no room left. RULES 4.8: a response's first batch comes whole, whatever the limits; what follows it
-    has room, or is left out. `batch_bytes` is what a batch has at most, but for topics that allow more: no more are
-    read side by side than there is room for whole ones."""
+    has room, or is left out, and what stands behind that is not read. `batch_bytes` is what a batch has at most, but
+    for topics that allow more: no more are read side by side than there is room for whole ones."""
 
     def __init__(
         self, read: Read, room_bytes: int, batch_bytes: int, done: Callable[[T, FetchedPart | None, int], None]
@@ -72,14 +72,18 @@ class ResponseReads(Generic[T]):
             read if read.max_bytes == limit else read._replace(max_bytes=limit)
             for (_, read), limit in zip(added, limits, strict=True)
         ]
+        is_full = False
         for (what, read), (found, size_bytes) in zip(added, await self._read(reads), strict=True):
             if size_bytes > self.left_bytes and self._has_batches:
                 read.admitted.pieces = found.pieces = NO_PIECES
                 self._done(what, None, 0)
+                is_full = True
                 continue
             self._has_batches |= size_bytes > 0
             self.left_bytes -= size_bytes
             self._done(what, found, size_bytes)
+        if is_full:  # thousands may stand behind: none is read to find out whether its first batch is smaller
+            self.left_bytes = 0
 
 
 def shares(room_bytes: int, limits: Sequence[int]) -> list[int]:
