@@ -12,6 +12,7 @@ from leading_broker import BATCH, EPOCH, Leader, key
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.records import Codec, Record, encode_lists, encode_rows
+from highwater.replica_manager.requests import session_fetch
 from highwater.replica_manager.server.fetch_stream import FetchStream
 from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2, common_pb2
@@ -379,3 +380,16 @@ async def test_a_stream_that_ends_leaves_nothing_behind(leader: Leader) -> None:
     sessions = leader.replica_manager.purgatory.sessions
     assert not sessions._by_key
     assert (sessions.waiting, sessions._consumers) == (0, 0)
+
+
+async def test_what_was_refused_and_forgotten_is_not_kept(
+    leader: Leader, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_fetch, "TOLD_AT_ONCE", 10)
+    session = stream.stream._incremental
+    assert session is not None
+    named: Iterable[int] = ()
+    for request in range(1, 20):
+        forgotten, named = named, range(100 * request, 100 * request + 15)  # of no topic that is there
+        await stream.answers(dict.fromkeys(named, 0), forgotten)
+    assert len(session._moved) + len(session._urgent) <= 2 * 15

@@ -322,6 +322,24 @@ async def test_an_error_and_a_divergence_do_not_wait_for_room(leader: Leader) ->
     assert not answer.more
 
 
+async def test_errors_that_one_answer_had_no_room_for_do_not_wait_for_what_lags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_fetch, "TOLD_AT_ONCE", 10)
+    leader = Leader(partitions=100)
+    leader.max_bytes = len(BATCH)
+    await leader.opened(dict.fromkeys(range(100), 0))
+    for number in range(100):
+        leader.grow(number, 4)
+        leader.fetch.changed(key(number))
+        if number % 2:
+            leader.replica_manager.evict(key(number))
+    told = []
+    for _ in range(6):
+        told += errors(await leader.answers(leader.asks({}))).items()
+    assert {number for number, error in told if error is not ErrorCode.NONE} == set(range(1, 100, 2))
+
+
 async def test_marks_of_a_place_that_there_is_no_room_for_are_told(leader: Leader) -> None:
     leader.max_bytes = len(BATCH)
     for number in range(3):

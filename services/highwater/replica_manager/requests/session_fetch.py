@@ -314,7 +314,8 @@ class SessionFetch:
             for key in looked_at:
                 urgent.pop(key, None)
                 moved.pop(key, None)
-            unread |= urgent | moved
+            self._urgent = urgent | self._urgent
+            unread |= moved
         self._missing_bytes += params.min_bytes - total
         enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
         return _Found(parts, unread, complete or enough, starved)
