@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from counted_turns import with_turns
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import AppendAnswer
@@ -322,6 +323,20 @@ async def test_an_error_and_a_divergence_do_not_wait_for_room(leader: Leader) ->
     assert not answer.more
 
 
+async def test_others_have_their_turn_while_an_answer_looks_at_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_fetch, "LOOKED_AT_ONCE", 1)
+    leader = Leader(partitions=100)
+    leader.max_bytes = len(BATCH)
+    await leader.opened(dict.fromkeys(range(100), 0))
+    for number in range(100):
+        leader.grow(number, 4)
+        leader.fetch.changed(key(number))
+    answer, turns = await with_turns(leader.answers(leader.asks({})))
+    assert numbers(answer) == [0]
+    assert answer.more
+    assert turns > 90
+
+
 async def test_errors_that_one_answer_had_no_room_for_do_not_wait_for_what_lags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -334,7 +349,7 @@ async def test_errors_that_one_answer_had_no_room_for_do_not_wait_for_what_lags(
         leader.fetch.changed(key(number))
         if number % 2:
             leader.replica_manager.evict(key(number))
-    told = []
+    told: list[tuple[int, ErrorCode]] = []
     for _ in range(6):
         told += errors(await leader.answers(leader.asks({}))).items()
     assert {number for number, error in told if error is not ErrorCode.NONE} == set(range(1, 100, 2))

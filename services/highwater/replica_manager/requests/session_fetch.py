@@ -6,6 +6,7 @@ neither side has to say costs nothing: partitions tell the session when they mov
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
@@ -19,9 +20,10 @@ from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPa
 from highwater.replica_manager.responses.response_reads import Read, ResponseReads
 
 _ENOUGH_BYTES = 1 << 62
-# Thousands of partitions may move at once. So many are taken of a request before others have their turn of the event
-# loop, and so many told in one answer: leases are among what waits for it.
+# Thousands of partitions may move at once. So many are taken of a request, or looked at for an answer, before others
+# have their turn of the event loop, and so many told in one answer: leases are among what waits for it.
 TAKEN_AT_ONCE = 250
+LOOKED_AT_ONCE = 250
 TOLD_AT_ONCE = 1_000
 # Thousands of replicas may be held back by a throttle. So many are looked at again when more may be sent, and each half
 # second all the same: what is throttled, or for whom commits wait, may be others by then.
@@ -266,6 +268,10 @@ class SessionFetch:
                 complete = has_rest = True
                 break
             looked_at.append(key)
+            if len(looked_at) % LOOKED_AT_ONCE == 0:
+                if reads is not None:
+                    await reads.finish()  # what was admitted is read before anything else happens
+                await asyncio.sleep(0)
             place = self._places.get(key)
             if place is None or place.used_up:
                 continue
