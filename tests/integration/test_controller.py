@@ -6,10 +6,11 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -380,13 +381,13 @@ async def test_the_process_itself_is_probed_where_its_host_is_known(world: World
     without endpoints), or take them for one that is gone (a mesh)."""
     await world.acting()
     peer = await world.broker(1)
-    async with process_double() as (address, end_process):
+    with process_double() as (address, end_process):
         broker = world.brokers[2] = FakeBroker(2, world.store, world.keys)
         await broker.start(host_address=address)
         await eventually(lambda: peer.live == {1, 2}, "both are registered")
         await eventually(lambda: world.connected() >= {1, 2}, "both are probed")
         if lost == "process":
-            await end_process()
+            end_process()
             await eventually(lambda: peer.live == {1}, "its registration ends")
         else:
             await broker.kill()
@@ -394,22 +395,13 @@ async def test_the_process_itself_is_probed_where_its_host_is_known(world: World
                 await eventually(lambda: peer.live == {1}, "its registration ends", 0.9)
 
 
-@asynccontextmanager
-async def process_double() -> AsyncGenerator[tuple[str, Callable[[], Awaitable[None]]]]:
-    """What takes connections, where, and how it ends."""
-    connections: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
-
-    async def end() -> None:
-        server.close()
-        for connection in connections:
-            connection.close()
-
-    host, port = server.sockets[0].getsockname()
-    try:
-        yield f"{host}:{port}", end
-    finally:
-        await end()
+@contextmanager
+def process_double() -> Iterator[tuple[str, Callable[[], None]]]:
+    """What takes connections, where, and how it ends. The kernel takes them by itself; with what listens it ends those
+    that nobody accepted, too."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        yield f"{host}:{port}", listening.close
 
 
 async def test_an_etcd_that_loses_answered_writes_is_told_of(
