@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from logging import INFO
 
 from highwater.errors import ErrorCode
@@ -231,7 +232,8 @@ class ReplicaManager:
                 case act.ReadState():
                     self._isr_changes.read(hosted.key, hosted.topic, self.state_read)
                 case act.Fence():
-                    hosted.fencing = self._fencer.submit(hosted.key, action, self.fenced)
+                    answered = functools.partial(self._fence_answered, hosted.key in self.offline_logs)
+                    hosted.fencing = self._fencer.submit(hosted.key, action, answered)
                 case act.LeadershipStarted(leader_epoch, incarnation, log_end_offset):
                     self._leadership_started(hosted, leader_epoch, incarnation, log_end_offset)
                 case act.LeadershipInterrupted(leader_epoch):
@@ -290,6 +292,14 @@ class ReplicaManager:
 
     def _leave_damaged(self, hosted: HostedPartition) -> None:
         self.perform(hosted, hosted.partition.log_failed())
+
+    def _fence_answered(self, was_offline: bool, key: PartitionKey, answer: act.FenceAnswer) -> None:
+        """`was_offline`: the log was held to be so when the fence was asked for, and what is fenced was made since.
+        Where it went offline since, it may have been fenced before that: another fence tells."""
+        present = answer.incarnation == self._log_storage_incarnation
+        if answer.error is ErrorCode.NONE and present and not was_offline and key in self.offline_logs:
+            answer = replace(answer, error=ErrorCode.LOG_STORAGE_ERROR, offline=True)
+        self.fenced(key, answer)
 
     def fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
         if answer.offline:
