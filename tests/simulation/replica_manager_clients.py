@@ -125,7 +125,9 @@ class StorageClient:
                 )
             else:
                 offline = error is ErrorCode.LOG_STORAGE_ERROR
-                answer = act.FenceAnswer(fence.role, fence.leader_epoch, error, offline=offline)
+                answer = act.FenceAnswer(
+                    fence.role, fence.leader_epoch, error, incarnation=incarnation, offline=offline
+                )
         answered(key, answer)
         future.set(answer)
 
