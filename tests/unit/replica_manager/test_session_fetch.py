@@ -134,6 +134,11 @@ def numbers(answer: SessionAnswer) -> list[int]:
     return [part.key.partition for part in answer.results]
 
 
+def raise_log_start(leader: Leader, to: int) -> None:
+    hosted = leader.hosted(0)
+    leader.replica_manager.perform(hosted, hosted.partition.log_start_seen(EPOCH, "ls", to))
+
+
 def errors(answer: SessionAnswer) -> dict[int, ErrorCode]:
     return {part.key.partition: part.error for part in answer.results}
 
@@ -204,6 +209,32 @@ async def test_a_log_start_raised_while_no_request_waits_is_told_with_the_next_a
     raised = hosted.partition.log_start_seen(EPOCH, "ls", 2)
     leader.replica_manager.perform(hosted, raised)
     answer = await leader.answers(leader.asks({}))
+    assert [(part.key, part.log_start_offset) for part in answer.results] == [(key(0), 2)]
+    await leader.waits(leader.asks({}))
+
+
+async def test_a_log_start_raised_behind_an_answer_with_data_is_told_once_its_place_is_named(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(0, 4)
+    assert numbers(await leader.answers(leader.asks({}))) == [0]
+    raise_log_start(leader, 2)
+    before, named = leader.asks({}), leader.asks({0: 4})
+    before.wait.end()  # as the stream does when a request comes
+    assert not (await leader.answers(before)).results
+    answer = await leader.answers(named)
+    assert [(part.key, part.log_start_offset) for part in answer.results] == [(key(0), 2)]
+    await leader.waits(leader.asks({}))
+
+
+async def test_a_log_start_raised_while_an_earlier_request_is_answered_is_told_with_the_next_at_once(
+    leader: Leader,
+) -> None:
+    leader.grow(0, 4)
+    await leader.opened({0: 2, 1: 0})
+    earlier, later = leader.asks({}), leader.asks({0: 4})
+    raise_log_start(leader, 2)
+    assert not (await leader.answers(earlier)).results
+    answer = await leader.answers(later)
     assert [(part.key, part.log_start_offset) for part in answer.results] == [(key(0), 2)]
     await leader.waits(leader.asks({}))
 

@@ -72,7 +72,9 @@ class SessionFetch:
         self._held: dict[PartitionKey, None] = {}
         self._looked_at_held_ms = 0
         self._answering: FetchParams | None = None
-        # Marks that the latest answer had no room for, or a log start that has risen since: the next one does not wait.
+        # The log start of these has risen since they were told of it.
+        self._raised: dict[PartitionKey, None] = {}
+        # Marks that the latest answer had no room for, or such a log start: the next one does not wait.
         self._untold = False
         self._missing_bytes = 0  # until those that wait are enough for an answer
         self._taken = 0  # requests
@@ -112,6 +114,7 @@ class SessionFetch:
             return
         self._urgent.pop(key, None)
         self._marks[key] = None
+        self._untold |= key in self._raised
         if owed is Owed.BATCHES:
             self._moved.setdefault(key)
         else:
@@ -125,6 +128,7 @@ class SessionFetch:
         if self._places.pop(key, None) is not None:
             self._early.pop(key, None)
             self._held.pop(key, None)
+            self._raised.pop(key, None)
             self._replica_manager.purgatory.sessions.discard(key, self)
 
     def close(self) -> None:
@@ -174,15 +178,20 @@ class SessionFetch:
             self.changed(key)
 
     def log_start_raised(self, key: PartitionKey) -> None:
-        """To be told at once: to a follower in any case, to a consumer where its offset is gone."""
-        if key in self._places:
-            self._marks[key] = None
-            if self._role.below_high_watermark:
-                self.changed(key)
-            elif self._answering is not None:
-                self._answering.wait.end()
-            else:
-                self._untold = True
+        """To be told at once: to a follower in any case, to a consumer where its offset is gone. Of a place that is
+        answered nothing is told: then as soon as it is named anew."""
+        place = self._places.get(key)
+        if place is None:
+            return
+        self._marks[key] = None
+        if self._role.below_high_watermark:
+            self.changed(key)
+            return
+        self._raised[key] = None
+        if self._answering is not None:
+            self._answering.wait.end()
+        elif not place.used_up:
+            self._untold = True
 
     # Answers
 
@@ -362,13 +371,14 @@ class SessionFetch:
             if named.request > self._answered:
                 self._marks[key] = None
                 continue
+            self._raised.pop(key, None)
             part = self._role.admitted(named)
             if named.told != (part.high_watermark, part.log_start_offset):
                 named.told = (part.high_watermark, part.log_start_offset)
                 results.append(self._told(part))
         left = dict.fromkeys(telling)
-        self._untold = bool(left)
         self._marks = {**left, **self._marks}
+        self._untold = bool(left) or any(key in self._marks for key in self._raised)
         self._put_back(found.unread)
         return SessionAnswer(results, bool(found.unread), self._role.pause_s(holds_back=bool(self._held)))
 
