@@ -550,7 +550,7 @@ class ReplicaFetcher:
         self._timer = None
         now_ms = self._now_ms()
         steps: list[Step] = []
-        for key in self._retries.take_due(now_ms):
+        for key in self._retries.take_due(now_ms, MESSAGE_PARTITIONS):  # thousands may be due, after a lost connection
             follower = self._followers[key]
             steps += [(follower, action) for action in follower.tick(now_ms)]
             self.changed(follower)

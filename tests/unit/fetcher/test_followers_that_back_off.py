@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.fetcher import replica_fetcher
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import FenceAnswer, Followed
 from highwater.fetcher.follower.follower import Follower, FollowerState
@@ -95,6 +96,23 @@ async def test_the_timer_goes_on_to_the_next_that_is_due() -> None:
     await fetching.fetcher.stop()
 
 
+async def test_of_many_that_are_due_at_once_each_turn_takes_a_messages_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_fetcher, "MESSAGE_PARTITIONS", 7)
+    fetching = Fetching()
+    fetching.now_ms = 2 * RETRY_MS
+    tried = []
+    while fetching.fetcher._retries.next_ms is not None:
+        before, timer = len(fetching.fenced), fetching.fetcher._timer
+        assert timer is not None
+        timer.cancel()  # in its place
+        fetching.fetcher._tick()
+        await asyncio.sleep(0)
+        tried.append(len(fetching.fenced) - before)
+    assert tried == [7] * 7 + [1]
+    assert fetching.fenced == [follower.key for follower in fetching.followers]
+    await fetching.fetcher.stop()
+
+
 async def test_one_that_has_gone_is_not_tried_again() -> None:
     fetching = Fetching()
     for follower in fetching.followers:
@@ -111,8 +129,9 @@ def test_only_the_latest_time_counts() -> None:
     for number, at_ms in ((1, 30), (2, 10), (1, 20), (3, 5), (3, None)):
         times.set(key(number), at_ms)
     assert times.next_ms == 5
-    assert times.take_due(9) == []
+    assert times.take_due(9, 10) == []
     assert times.next_ms == 10
-    assert times.take_due(25) == [key(2), key(1)]
-    assert times.take_due(100) == []
+    assert times.take_due(25, 1) == [key(2)]
+    assert times.take_due(25, 10) == [key(1)]
+    assert times.take_due(100, 10) == []
     assert times.next_ms is None

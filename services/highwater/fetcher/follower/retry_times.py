@@ -27,10 +27,10 @@ class RetryTimes:
         """Nobody is due before; None: nobody backs off."""
         return self._times[0][0] if self._times else None
 
-    def take_due(self, now_ms: int) -> list[PartitionKey]:
-        """Those whose time has come, in the order of their times. They back off no more."""
-        due = []
-        while self._times and self._times[0][0] <= now_ms:
+    def take_due(self, now_ms: int, at_most: int) -> list[PartitionKey]:
+        """Those whose time has come, in the order of their times. They back off no more; others may be due still."""
+        due: list[PartitionKey] = []
+        while len(due) < at_most and self._times and self._times[0][0] <= now_ms:
             at_ms, key = heappop(self._times)
             if self._at_ms.get(key) == at_ms:
                 del self._at_ms[key]
