@@ -451,3 +451,15 @@ def test_a_request_is_taken_in_steps(leader: Leader, monkeypatch: pytest.MonkeyP
     params = leader.asks({0: 0, 1: 0, 2: 0})
     assert len(list(leader.fetch.taking(params, ()))) == 1
     assert len(list(leader.fetch.taking(params, map(key, (0, 1, 2))))) == 2
+
+
+async def test_a_log_start_raised_over_an_answered_place_costs_one_answer_alone(leader: Leader) -> None:
+    """A follower whose log-storage is busy goes on asking without naming the place."""
+    await leader.opened()
+    leader.grow(0, 4)
+    assert numbers(await leader.answers(leader.asks({}))) == [0]
+    waiting = await leader.waits(leader.asks({}))
+    raise_log_start(leader, 2)
+    assert not (await waiting).results
+    waiting = await leader.waits(leader.asks({}))
+    waiting.cancel()
