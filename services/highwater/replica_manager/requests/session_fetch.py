@@ -15,9 +15,10 @@ from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import LEADER_IS_ELSEWHERE, MAX_WAIT_MS, FetchParams
+from highwater.replica_manager.requests.session_look import Look
 from highwater.replica_manager.requests.session_roles import Owed, Place, SessionRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart
-from highwater.replica_manager.responses.response_reads import Read, ResponseReads
+from highwater.replica_manager.responses.response_reads import Read
 
 _ENOUGH_BYTES = 1 << 62
 # Thousands of partitions may move at once. So many are taken of a request, or looked at for an answer, before others
@@ -30,18 +31,6 @@ TOLD_AT_ONCE = 1_000
 HELD_AT_ONCE = 100
 LONGEST_HOLD_MS = 500
 SHORTEST_WAIT_S = 0.005  # for a throttle: the clock's steps are a millisecond
-
-
-class _Found(NamedTuple):
-    """The findings of one look at what has moved."""
-
-    parts: list[tuple[Place, FetchedPart]]  # with batches, an error or a divergence
-    unread: dict[PartitionKey, None]  # there is more to read than the answer has room for
-    complete: bool
-    starved: bool  # there is something to read, and no room for it in the budget of all responses
-
-    def keys(self) -> dict[PartitionKey, None]:
-        return {**dict.fromkeys(part.key for _, part in self.parts), **self.unread}
 
 
 class SessionAnswer(NamedTuple):
@@ -243,43 +232,45 @@ class SessionFetch:
     def _limit_bytes(self, params: FetchParams) -> int:
         return self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
 
-    async def _look(self, params: FetchParams) -> _Found:
+    async def _look(self, params: FetchParams) -> Look:
         """Looks at what has moved. What moves meanwhile is looked at the next time, and so is what there is no room
         for: of thousands that have more to read an answer looks at those that it has room for."""
-        limit = self._limit_bytes(params)
-        total = 0
         self._missing_bytes = 0
         self._let_go()
         moved, self._moved = self._moved, {}
         urgent, self._urgent = self._urgent, {}
-        parts: list[tuple[Place, FetchedPart]] = []
-        unread: dict[PartitionKey, None] = {}
-        complete, starved = not self._answered or self._untold, False
-        has_rest = False  # that is not looked at
-        full = False  # it has less room than it wants, or there is more to read than it has room for
+        look = Look(
+            self._read,
+            params.room,
+            limit_bytes=self._limit_bytes(params),
+            batch_bytes=self._replica_manager.message_max_bytes,
+            is_current=lambda place: self._places.get(place.part.key) is place,
+        )
+        look.complete = not self._answered or self._untold
+        looked_at = await self._look_through(look, params, urgent, moved)
+        await look.finish_reads()
+        if looked_at is not None:
+            for key in looked_at:
+                urgent.pop(key, None)
+                moved.pop(key, None)
+            self._urgent = urgent | self._urgent
+            look.unread |= moved
+        look.end(params.min_bytes)
+        self._missing_bytes += params.min_bytes - look.total_bytes
+        return look
 
-        def done(place: Place, found: FetchedPart | None, size_bytes: int) -> None:
-            nonlocal total, complete, full
-            full |= found is None
-            if self._places.get(place.part.key) is not place:
-                return  # named anew meanwhile: the next answer is about that
-            total += size_bytes
-            if found is None or (not size_bytes and found.error is ErrorCode.NONE):
-                unread[place.part.key] = None
-            else:
-                complete |= found.error is not ErrorCode.NONE
-                parts.append((place, found))
-
-        reads: ResponseReads[Place] | None = None
+    async def _look_through(
+        self, look: Look, params: FetchParams, urgent: dict[PartitionKey, None], moved: dict[PartitionKey, None]
+    ) -> list[PartitionKey] | None:
+        """Those that it came to, where the answer has no room for the rest; None: it came to all."""
         looked_at: list[PartitionKey] = []
         for key in chain(urgent, (key for key in moved if key not in urgent)) if urgent else moved:
-            if len(parts) >= TOLD_AT_ONCE:
-                complete = has_rest = True
-                break
+            if len(look.parts) >= TOLD_AT_ONCE:
+                look.complete = True
+                return looked_at
             looked_at.append(key)
             if len(looked_at) % LOOKED_AT_ONCE == 0:
-                if reads is not None:
-                    await reads.finish()  # what was admitted is read before anything else happens
+                await look.finish_reads()
                 await asyncio.sleep(0)
             place = self._places.get(key)
             if place is None or place.used_up:
@@ -288,52 +279,36 @@ class SessionFetch:
                 (self._urgent if key in urgent else self._moved).setdefault(key)
                 continue
             hosted = self._replica_manager.hosted.get(key)
-            if self._role.is_early(place):
-                if not self._role.leads_by_now(place):
-                    self._early[key] = None
-                    continue
-                self._early.pop(key, None)
-                complete = True
-            found = self._role.admitted(place)
-            if found.error is not ErrorCode.NONE or found.diverging is not None:
-                complete = True
-                parts.append((place, found))
+            found = self._readable(place, look)
+            if hosted is None or found is None:
                 continue
-            if place.told != (found.high_watermark, found.log_start_offset):
-                self._marks[key] = None
-            if hosted is None or found.readable_end <= place.part.fetch_offset:
-                continue
-            if self._role.is_held_back(place):
-                self._held[key] = None
-                continue
-            if reads is None and not starved:
-                wanted = self._wanted_bytes(params, chain(urgent, moved))
-                granted = params.room.take(wanted)
-                starved = not granted
-                if granted:
-                    full = granted < wanted
-                    room_bytes = min(limit, granted)
-                    reads = ResponseReads(self._read, room_bytes, self._replica_manager.message_max_bytes, done)
-            if reads is not None and reads.left_bytes > 0:
-                await reads.add(place, hosted, place.part, found)
-                continue
-            unread[key] = None
-            full |= reads is not None
-            if key not in urgent:
-                has_rest = True
-                break
-        if reads is not None:
-            await reads.finish()
-        params.room.settle(total)  # a grant that nothing was read for goes back
-        if has_rest:
-            for key in looked_at:
-                urgent.pop(key, None)
-                moved.pop(key, None)
-            self._urgent = urgent | self._urgent
-            unread |= moved
-        self._missing_bytes += params.min_bytes - total
-        enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
-        return _Found(parts, unread, complete or enough, starved)
+            has_room = await look.read(place, hosted, found, lambda: self._wanted_bytes(params, chain(urgent, moved)))
+            if not has_room and key not in urgent:
+                return looked_at
+        return None
+
+    def _readable(self, place: Place, look: Look) -> FetchedPart | None:
+        """The answer about a place before it is read; None where there is nothing to read, or not now."""
+        key = place.part.key
+        if self._role.is_early(place):
+            if not self._role.leads_by_now(place):
+                self._early[key] = None
+                return None
+            self._early.pop(key, None)
+            look.complete = True
+        found = self._role.admitted(place)
+        if found.error is not ErrorCode.NONE or found.diverging is not None:
+            look.complete = True
+            look.parts.append((place, found))
+            return None
+        if place.told != (found.high_watermark, found.log_start_offset):
+            self._marks[key] = None
+        if found.readable_end <= place.part.fetch_offset:
+            return None
+        if self._role.is_held_back(place):
+            self._held[key] = None
+            return None
+        return found
 
     def _let_go(self) -> None:
         """Has some of those that are held back looked at again, when it is time."""
@@ -352,7 +327,7 @@ class SessionFetch:
         """They have not had their turn: they stay in front of what moved since."""
         self._moved = keys | self._moved
 
-    def _tell(self, found: _Found) -> SessionAnswer:
+    def _tell(self, found: Look) -> SessionAnswer:
         self._answered += 1
         results = []
         for place, part in found.parts:
