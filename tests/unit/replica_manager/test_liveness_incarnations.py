@@ -162,11 +162,17 @@ async def registers(broker: Broker) -> BrokerRegistration:
     return broker.registrations[-1]
 
 
+async def remembers(broker: Broker) -> None:
+    """As for a report of offline logs."""
+    await broker.liveness._hear_doubted()
+    await broker.liveness._write_doubted()
+
+
 async def test_a_doubt_that_etcd_has_not_taken_outlives_its_log_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, doubts = Broker(), Doubts(monkeypatch)
     broker.doubts, doubts.fails = True, 1
     with pytest.raises(Unavailable):
-        await broker.liveness._remember_doubted()
+        await remembers(broker)
     assert (await registers(broker)).tail_lost
 
 
@@ -174,7 +180,7 @@ async def test_a_doubt_on_its_way_to_etcd_is_waited_for(monkeypatch: pytest.Monk
     broker, doubts = Broker(), Doubts(monkeypatch)
     broker.doubts = True
     doubts.slow.clear()
-    remembering = asyncio.create_task(broker.liveness._remember_doubted())
+    remembering = asyncio.create_task(remembers(broker))
     await doubts.writing.wait()
     asyncio.get_running_loop().call_later(0.05, doubts.slow.set)
     assert (await registers(broker)).tail_lost
@@ -192,7 +198,7 @@ async def test_a_doubt_that_is_heard_of_late_has_the_broker_registered_anew(monk
 
     monkeypatch.setattr(broker.storage, "describe", late)
     broker.liveness._due.clear()
-    await broker.liveness._remember_doubted()
+    await remembers(broker)
     assert doubts.kept == {"d": 7}
     assert broker.liveness._due.is_set()
     monkeypatch.undo()
@@ -201,7 +207,7 @@ async def test_a_doubt_that_is_heard_of_late_has_the_broker_registered_anew(monk
 
 
 async def test_a_doubt_that_is_heard_of_late_outlives_a_failed_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next attempt asks the log-storage that does not know."""
+    """It is tried again, and the log-storage that does not know is not asked."""
     broker, doubts = Broker(), Doubts(monkeypatch)
     broker.doubts, doubts.fails = True, 1
     first = await broker.storage.describe()
@@ -214,10 +220,38 @@ async def test_a_doubt_that_is_heard_of_late_outlives_a_failed_write(monkeypatch
         patched.setattr(broker.storage, "describe", late)
         broker.liveness._due.clear()
         with pytest.raises(Unavailable):
-            await broker.liveness._remember_doubted()
-    await broker.liveness._remember_doubted()
+            await remembers(broker)
+    await broker.liveness._write_doubted()
     assert broker.liveness._due.is_set()
     assert (await registers(broker)).tail_lost
+
+
+async def test_log_storage_is_asked_once_for_what_etcd_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers with all its logs."""
+    broker, doubts = Broker(), Doubts(monkeypatch)
+    broker.doubts, doubts.fails = True, 5
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    asked, describe = 0, broker.storage.describe
+    updated = asyncio.Event()
+
+    async def counted() -> Description:
+        nonlocal asked
+        asked += 1
+        return await describe()
+
+    async def update(**_: Any) -> bool:
+        updated.set()
+        return True
+
+    monkeypatch.setattr(broker.storage, "describe", counted)
+    monkeypatch.setattr(broker.liveness, "_update", update)
+    reporting = asyncio.create_task(broker.liveness._report())
+    for reports in (1, 2):
+        updated.clear()
+        broker.liveness.report_offline_logs()
+        await asyncio.wait_for(updated.wait(), 10)
+        assert (asked, doubts.kept) == (reports, {"d": 7})
+    reporting.cancel()
 
 
 async def test_a_doubt_that_is_heard_of_while_the_next_one_registers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +266,7 @@ async def test_a_doubt_that_is_heard_of_while_the_next_one_registers(monkeypatch
     async def heard(*_: Any) -> str:
         with monkeypatch.context() as patched:
             patched.setattr(broker.storage, "describe", late)
-            await broker.liveness._remember_doubted()
+            await remembers(broker)
         return CLUSTER
 
     with monkeypatch.context() as patched:

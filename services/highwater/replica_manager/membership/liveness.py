@@ -140,28 +140,32 @@ class Liveness:
         self._reports_due.set()
 
     async def _report(self) -> None:
+        heard = 0  # reports that log-storage was asked for: it tells of all its logs, which is not repeated for etcd
         while True:
             await self._reports_due.wait()
             self._reports_due.clear()
             try:
-                await self._remember_doubted()
-                await self._update(offline_log_reports=self._offline_log_reports)
+                reports = self._offline_log_reports
+                if heard != reports:
+                    await self._hear_doubted()
+                    heard = reports
+                await self._write_doubted()
+                await self._update(offline_log_reports=reports)
             except (StoreError, StorageUnavailableError) as error:
                 logger.warning("offline logs are not reported yet: %s", error)
                 self._reports_due.set()
                 await asyncio.sleep(RETRY_S)
 
-    async def _remember_doubted(self) -> None:
+    async def _hear_doubted(self) -> None:
         """Before the controller acts on what is offline: a directory whose disk has lost what was written remembers it
-        where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`, and `StorageUnavailableError` where
-        log-storage does not say which."""
+        where it can, and etcd where it cannot (RULES 7.2). Raises `StorageUnavailableError` where log-storage does not
+        say which."""
         described = await self._replica_manager.storage.describe()
         told = described.doubted_dirs - {""}
         self._doubted |= told
         # Before etcd is asked, which may fail: a registration waits for it, and the present log-storage does not know.
         if told and described.incarnation != self._replica_manager.log_storage_incarnation:
             self.register_anew()  # the present one may have registered before this could be known
-        await self._write_doubted()
 
     async def _write_doubted(self) -> None:
         """Kept until etcd has it: the incarnation of log-storage that said so may be gone by then, and the next one
