@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -163,6 +165,29 @@ async def test_what_grew_while_no_request_waited_is_answered_at_once(leader: Lea
     await leader.opened()
     leader.grow(2, 4)
     assert numbers(await leader.answers(leader.asks({}))) == [2]
+
+
+async def test_an_answer_leaves_nothing_behind_of_what_it_has_read(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes, of thousands of sessions: a cycle would hold them until the collector comes, and it comes rarely."""
+    looks: list[weakref.ref[object]] = []
+    look = leader.fetch._look
+
+    async def watched(params: FetchParams) -> Any:
+        found = await look(params)
+        looks.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(leader.fetch, "_look", watched)
+    await leader.opened()
+    leader.grow(1, 4)
+    gc.disable()
+    try:
+        assert numbers(await leader.answers(leader.asks({}))) == [1]
+        assert [found() for found in looks] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_a_place_that_returned_data_says_nothing_until_the_next_is_named(leader: Leader) -> None:

@@ -15,7 +15,7 @@ from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import LEADER_IS_ELSEWHERE, MAX_WAIT_MS, FetchParams
-from highwater.replica_manager.requests.session_look import Look
+from highwater.replica_manager.requests.session_look import Found, Look
 from highwater.replica_manager.requests.session_roles import Owed, Place, SessionRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart
 from highwater.replica_manager.responses.response_reads import Read
@@ -232,21 +232,17 @@ class SessionFetch:
     def _limit_bytes(self, params: FetchParams) -> int:
         return self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
 
-    async def _look(self, params: FetchParams) -> Look:
+    async def _look(self, params: FetchParams) -> Found:
         """Looks at what has moved. What moves meanwhile is looked at the next time, and so is what there is no room
         for: of thousands that have more to read an answer looks at those that it has room for."""
         self._missing_bytes = 0
         self._let_go()
         moved, self._moved = self._moved, {}
         urgent, self._urgent = self._urgent, {}
-        look = Look(
-            self._read,
-            params.room,
-            limit_bytes=self._limit_bytes(params),
-            batch_bytes=self._replica_manager.message_max_bytes,
-            is_current=lambda place: self._places.get(place.part.key) is place,
-        )
-        look.complete = not self._answered or self._untold
+        found = Found(lambda place: self._places.get(place.part.key) is place)
+        found.complete = not self._answered or self._untold
+        limit, batch_bytes = self._limit_bytes(params), self._replica_manager.message_max_bytes
+        look = Look(found, self._read, params.room, limit_bytes=limit, batch_bytes=batch_bytes)
         looked_at = await self._look_through(look, params, urgent, moved)
         await look.finish_reads()
         if looked_at is not None:
@@ -254,10 +250,10 @@ class SessionFetch:
                 urgent.pop(key, None)
                 moved.pop(key, None)
             self._urgent = urgent | self._urgent
-            look.unread |= moved
+            found.unread |= moved
         look.end(params.min_bytes)
-        self._missing_bytes += params.min_bytes - look.total_bytes
-        return look
+        self._missing_bytes += params.min_bytes - found.total_bytes
+        return found
 
     async def _look_through(
         self, look: Look, params: FetchParams, urgent: dict[PartitionKey, None], moved: dict[PartitionKey, None]
@@ -265,8 +261,8 @@ class SessionFetch:
         """Those that it came to, where the answer has no room for the rest; None: it came to all."""
         looked_at: list[PartitionKey] = []
         for key in chain(urgent, (key for key in moved if key not in urgent)) if urgent else moved:
-            if len(look.parts) >= TOLD_AT_ONCE:
-                look.complete = True
+            if len(look.found.parts) >= TOLD_AT_ONCE:
+                look.found.complete = True
                 return looked_at
             looked_at.append(key)
             if len(looked_at) % LOOKED_AT_ONCE == 0:
@@ -279,15 +275,15 @@ class SessionFetch:
                 (self._urgent if key in urgent else self._moved).setdefault(key)
                 continue
             hosted = self._replica_manager.hosted.get(key)
-            found = self._readable(place, look)
-            if hosted is None or found is None:
+            part = self._readable(place, look.found)
+            if hosted is None or part is None:
                 continue
-            has_room = await look.read(place, hosted, found, lambda: self._wanted_bytes(params, chain(urgent, moved)))
+            has_room = await look.read(place, hosted, part, lambda: self._wanted_bytes(params, chain(urgent, moved)))
             if not has_room and key not in urgent:
                 return looked_at
         return None
 
-    def _readable(self, place: Place, look: Look) -> FetchedPart | None:
+    def _readable(self, place: Place, found: Found) -> FetchedPart | None:
         """The answer about a place before it is read; None where there is nothing to read, or not now."""
         key = place.part.key
         if self._role.is_early(place):
@@ -295,20 +291,20 @@ class SessionFetch:
                 self._early[key] = None
                 return None
             self._early.pop(key, None)
-            look.complete = True
-        found = self._role.admitted(place)
-        if found.error is not ErrorCode.NONE or found.diverging is not None:
-            look.complete = True
-            look.parts.append((place, found))
+            found.complete = True
+        part = self._role.admitted(place)
+        if part.error is not ErrorCode.NONE or part.diverging is not None:
+            found.complete = True
+            found.parts.append((place, part))
             return None
-        if place.told != (found.high_watermark, found.log_start_offset):
+        if place.told != (part.high_watermark, part.log_start_offset):
             self._marks[key] = None
-        if found.readable_end <= place.part.fetch_offset:
+        if part.readable_end <= place.part.fetch_offset:
             return None
         if self._role.is_held_back(place):
             self._held[key] = None
             return None
-        return found
+        return part
 
     def _let_go(self) -> None:
         """Has some of those that are held back looked at again, when it is time."""
@@ -327,7 +323,7 @@ class SessionFetch:
         """They have not had their turn: they stay in front of what moved since."""
         self._moved = keys | self._moved
 
-    def _tell(self, found: Look) -> SessionAnswer:
+    def _tell(self, found: Found) -> SessionAnswer:
         self._answered += 1
         results = []
         for place, part in found.parts:
