@@ -1,4 +1,5 @@
-"""A log that was fenced, and went offline before the answer was taken, is offline all the same (RULES 7.7)."""
+"""A log that was fenced, and went offline before the answer was taken, is offline all the same (RULES 7.7), and one
+that was found damaged leaves the ISR (RULES 7.6)."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import Fence, FenceAnswer
 from highwater.replica_manager.partition.partition import Phase
+from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS
+from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.instructions import InstructionOutcome, PartitionInstruction, Sender
 
@@ -76,6 +79,12 @@ class Broker:
         (outcome,) = outcomes.partitions
         return outcome
 
+    def is_damaged(self) -> None:
+        damaged_logs = self.replica_manager.damaged_logs
+        damaged_logs.found({key(0)})
+        damaged_logs.tick()
+        assert key(0) in damaged_logs
+
     def goes_offline(self) -> None:
         self.fencer.error = ErrorCode.LOG_STORAGE_ERROR
         self.replica_manager.heard_offline(key(0), "ls")
@@ -103,3 +112,28 @@ async def test_a_log_that_was_made_again_is_fenced_again() -> None:
     assert broker.fencer.asked == 2
     assert key(0) not in broker.replica_manager.offline_logs
     assert broker.replica_manager.hosted[key(0)].partition.phase is Phase.FOLLOWER
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_log_found_damaged_during_its_fence_is_neither_led_nor_followed(role: Role) -> None:
+    """It is cut when it counts for nothing: what it copied meanwhile, and acknowledged, would be cut too."""
+    broker = Broker()
+    replica_manager = broker.replica_manager
+    replica_manager.metadata.set_brokers(Endpoint(each, 1, f"b{each}:1", "") for each in (1, 2))
+    broker.fencer.meanwhile = broker.is_damaged
+    outcome = await broker.instructed(1 if role is Role.LEADER else 2)
+    assert (outcome.error, outcome.log_damaged) == (ErrorCode.LOG_STORAGE_ERROR, True)
+    assert replica_manager.hosted[key(0)].partition.phase not in (Phase.LEADER, Phase.FOLLOWER)
+
+
+async def test_a_follower_whose_damage_cannot_be_mended_follows_again() -> None:
+    broker = Broker()
+    replica_manager = broker.replica_manager
+    replica_manager.metadata.set_brokers(Endpoint(each, 1, f"b{each}:1", "") for each in (1, 2))
+    broker.fencer.meanwhile = broker.is_damaged
+    assert (await broker.instructed(2)).log_damaged
+    broker.fencer.meanwhile = lambda: None
+    replica_manager.damaged_logs._now_ms = lambda: replica_manager.now_ms() + PATIENCE_MS
+    replica_manager.damaged_logs.tick()
+    assert (await broker.instructed(2)).error is ErrorCode.NONE
+    assert replica_manager.hosted[key(0)].partition.phase is Phase.FOLLOWER

@@ -295,10 +295,14 @@ class ReplicaManager:
 
     def _fence_answered(self, was_offline: bool, key: PartitionKey, answer: act.FenceAnswer) -> None:
         """`was_offline`: the log was held to be so when the fence was asked for, and what is fenced was made since.
-        Where it went offline since, it may have been fenced before that: another fence tells."""
+        Where it went offline since, it may have been fenced before that: another fence tells. What is on its way out of
+        the ISR is taken up when it is mended, or given up (RULES 7.6)."""
         present = answer.incarnation == self._log_storage_incarnation
-        if answer.error is ErrorCode.NONE and present and not was_offline and key in self.offline_logs:
-            answer = replace(answer, error=ErrorCode.LOG_STORAGE_ERROR, offline=True)
+        if answer.error is ErrorCode.NONE and present:
+            if not was_offline and key in self.offline_logs:
+                answer = replace(answer, error=ErrorCode.LOG_STORAGE_ERROR, offline=True)
+            elif key in self.damaged_logs:
+                answer = replace(answer, error=ErrorCode.LOG_STORAGE_ERROR)
         self.fenced(key, answer)
 
     def fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:

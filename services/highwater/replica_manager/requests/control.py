@@ -264,8 +264,8 @@ class Control:
         if code is ErrorCode.NONE and hosted is not None:
             code, message, tail = await self._fenced(hosted), "", hosted.log_tail
         offline, damaged = key in self._replica_manager.offline_logs, key in self._replica_manager.damaged_logs
-        if code is ErrorCode.NONE and offline:
-            code = ErrorCode.LOG_STORAGE_ERROR  # it was fenced before it went offline
+        if code is ErrorCode.NONE and (offline or damaged):
+            code = ErrorCode.LOG_STORAGE_ERROR  # it was fenced before that was heard
         failed = code is ErrorCode.LOG_STORAGE_ERROR
         return InstructionOutcome(
             key, code, message, *tail, log_offline=failed and offline, log_damaged=failed and damaged
