@@ -80,7 +80,7 @@ class Look:
             self._reads = ResponseReads(self._read, room_bytes, self._batch_bytes, self.found.read)
 
     async def finish_reads(self) -> None:
-        """What was admitted is read before anything else happens."""
+        """Reads what was admitted, before anything else happens."""
         if self._reads is not None:
             await self._reads.finish()
 
