@@ -304,6 +304,16 @@ async def test_a_place_that_came_too_early_is_answered_with_the_others(leader: L
     assert errors(await waiting) == {0: ErrorCode.NONE, 1: ErrorCode.UNKNOWN_LEADER_EPOCH}
 
 
+async def test_thousands_that_came_too_early_are_told_in_several_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_fetch, "TOLD_AT_ONCE", 2)
+    leader = Leader(partitions=5, leading=False)
+    told = [numbers(await leader.answers(leader.asks(dict.fromkeys(range(5), 0))))]
+    leader.lead(4)
+    told.append(numbers(await leader.answers(leader.asks({}))))
+    assert told == [[0, 1], [2, 3, 4]]
+    await leader.waits(leader.asks({}))
+
+
 async def test_an_answer_says_nothing_of_what_a_later_request_names(leader: Leader) -> None:
     await leader.opened({0: 0, 1: 0})
     leader.grow(0, 4)

@@ -63,7 +63,7 @@ class SessionFetch:
         self._answering: FetchParams | None = None
         # The log start of these has risen since they were told of it.
         self._raised: dict[PartitionKey, None] = {}
-        # Marks that the latest answer had no room for, or such a log start: the next one does not wait.
+        # What the latest answer had no room for, but to be read, or such a log start: the next one does not wait.
         self._untold = False
         self._missing_bytes = 0  # until those that wait are enough for an answer
         self._taken = 0  # requests
@@ -331,7 +331,7 @@ class SessionFetch:
                 place.used_up = True
                 self._role.told(place, part)
                 results.append(self._told(part))
-        for key in list(self._early):
+        for key in list(islice(self._early, TOLD_AT_ONCE)):
             results.append(self._told(self._role.admitted(self._places[key])))
         marks, self._marks = self._marks, {}
         telling = iter(marks)
@@ -349,7 +349,7 @@ class SessionFetch:
                 results.append(self._told(part))
         left = dict.fromkeys(telling)
         self._marks = {**left, **self._marks}
-        self._untold = bool(left) or any(key in self._marks for key in self._raised)
+        self._untold = bool(left or self._early) or any(key in self._marks for key in self._raised)
         self._put_back(found.unread)
         return SessionAnswer(results, bool(found.unread), self._role.pause_s(holds_back=bool(self._held)))
 
