@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -264,6 +264,45 @@ async def test_a_log_start_raised_while_an_earlier_request_is_answered_is_told_w
     await leader.waits(leader.asks({}))
 
 
+async def test_marks_of_answered_places_take_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are answers without anything made of those that there is no room for."""
+    monkeypatch.setattr(session_fetch, "TOLD_AT_ONCE", 2)
+    leader = Leader(partitions=6)
+    await leader.opened(dict.fromkeys(range(6), 0))
+    for _ in range(2):  # the marks
+        await leader.answers(leader.asks({}))
+    for number in range(5):
+        leader.grow(number, 4)
+    for _ in range(3):
+        assert (await leader.answers(leader.asks({}))).results
+    for number in range(5):
+        leader.fetch.high_watermark_advanced(key(number), 4)
+    raise_log_start(leader, 2)
+    ended = leader.asks({})
+    ended.wait.end()
+    assert not (await leader.answers(ended)).results
+    (await leader.waits(leader.asks({}))).cancel()
+
+
+async def test_an_answer_looks_at_no_log_start_that_waits_for_its_place_to_be_named(leader: Leader) -> None:
+    await leader.opened()
+    for number in range(3):
+        leader.grow(number, 4)
+    await leader.answers(leader.asks({}))
+    raise_log_start(leader, 2)
+
+    class Raised(dict[PartitionKey, None]):
+        def __iter__(self) -> Iterator[PartitionKey]:
+            raise AssertionError("thousands may wait")
+
+    leader.fetch._raised = Raised(leader.fetch._raised)
+    waiting = leader.asks({})
+    waiting.wait.end()
+    await leader.answers(waiting)
+    answer = await leader.answers(leader.asks({0: 4}))
+    assert [part.log_start_offset for part in answer.results] == [2]
+
+
 async def test_a_partition_that_is_led_no_more_is_told_once(leader: Leader) -> None:
     await leader.opened()
     waiting = await leader.waits(leader.asks({}))
@@ -488,13 +527,14 @@ def test_a_request_is_taken_in_steps(leader: Leader, monkeypatch: pytest.MonkeyP
     assert len(list(leader.fetch.taking(params, map(key, (0, 1, 2))))) == 2
 
 
-async def test_a_log_start_raised_over_an_answered_place_costs_one_answer_alone(leader: Leader) -> None:
-    """A follower whose log-storage is busy goes on asking without naming the place."""
+async def test_a_log_start_raised_over_an_answered_place_ends_no_wait(leader: Leader) -> None:
+    """A follower whose log-storage is busy goes on asking without naming the place: there is nothing to tell it."""
     await leader.opened()
     leader.grow(0, 4)
     assert numbers(await leader.answers(leader.asks({}))) == [0]
     waiting = await leader.waits(leader.asks({}))
     raise_log_start(leader, 2)
-    assert not (await waiting).results
-    waiting = await leader.waits(leader.asks({}))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
     waiting.cancel()

@@ -137,7 +137,8 @@ class SessionFetch:
 
     def high_watermark_advanced(self, key: PartitionKey, offset: int) -> None:
         """To be told with the next answer, which does not wait for that: it waits for what may be read."""
-        if key in self._places:
+        place = self._places.get(key)
+        if place is not None and not place.used_up:
             self._marks[key] = None
             if self._role.below_high_watermark:
                 self._may_read(key, offset, _ENOUGH_BYTES)  # by how many it grew is not known: it is looked at
@@ -172,14 +173,16 @@ class SessionFetch:
         place = self._places.get(key)
         if place is None:
             return
+        if not self._role.below_high_watermark:
+            self._raised[key] = None
+        if place.used_up:
+            return
         self._marks[key] = None
         if self._role.below_high_watermark:
             self.changed(key)
-            return
-        self._raised[key] = None
-        if self._answering is not None:
+        elif self._answering is not None:
             self._answering.wait.end()
-        elif not place.used_up:
+        else:
             self._untold = True
 
     # Answers
@@ -349,7 +352,7 @@ class SessionFetch:
                 results.append(self._told(part))
         left = dict.fromkeys(telling)
         self._marks = {**left, **self._marks}
-        self._untold = bool(left or self._early) or any(key in self._marks for key in self._raised)
+        self._untold = bool(left or self._early) or any(key in self._raised for key in self._marks)
         self._put_back(found.unread)
         return SessionAnswer(results, bool(found.unread), self._role.pause_s(holds_back=bool(self._held)))
 
