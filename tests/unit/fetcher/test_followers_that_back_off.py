@@ -135,3 +135,16 @@ def test_only_the_latest_time_counts() -> None:
     assert times.take_due(25, 10) == [key(1)]
     assert times.take_due(100, 10) == []
     assert times.next_ms is None
+
+
+def test_of_thousands_of_times_that_hold_no_more_few_are_dropped_at_once() -> None:
+    times = RetryTimes()
+    for number in range(100):
+        times.set(key(number), 10)
+    for number in range(100):
+        times.set(key(number), None if number < 99 else 20)
+    assert times.take_due(30, 40) == []
+    assert len(times._times) == 61
+    assert times.next_ms == 10
+    assert times.take_due(30, 60) == []
+    assert times.take_due(30, 60) == [key(99)]

@@ -28,9 +28,12 @@ class RetryTimes:
         return self._times[0][0] if self._times else None
 
     def take_due(self, now_ms: int, at_most: int) -> list[PartitionKey]:
-        """Those whose time has come, in the order of their times. They back off no more; others may be due still."""
+        """Those whose time has come, in the order of their times. They back off no more; others may be due still. Times
+        that hold no more count among the most that are taken."""
         due: list[PartitionKey] = []
-        while len(due) < at_most and self._times and self._times[0][0] <= now_ms:
+        for _ in range(at_most):
+            if not self._times or self._times[0][0] > now_ms:
+                break
             at_ms, key = heappop(self._times)
             if self._at_ms.get(key) == at_ms:
                 del self._at_ms[key]
