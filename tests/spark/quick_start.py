@@ -17,7 +17,9 @@ from highwater.spark import quick_workers
 
 CLASSES = Path(sys.prefix) / "java-classes.jsa"
 # What compiles longest would take a core from a JVM of a few seconds and never pay.
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
+# Without that compiler Java keeps 48 MB for compiled code, which a session of a hundred queries has full: what is swept
+# out of it is interpreted, and compiled again.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
 _FEW_TASKS = ["spark.sql.shuffle.partitions=2"]
 
 
