@@ -3,6 +3,7 @@
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java; with
 #                     SECURE=1 by mutual TLS
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
+#                     (LONG=1: and those that take long and look at a variant of what others look at)
 #   make test-package  a wheel and a source distribution, built, installed into an empty environment and used there
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make test-stores  archives of a Spark cluster in HDFS and in an object store (moto), where root runs it
@@ -41,6 +42,8 @@ BIN := $(VENV)/bin
 # Processes that `make test` runs files of tests in, beside each other, each with an etcd of its own. Afterwards what is
 # marked `alone`, as clusters of processes are, has the machine to itself.
 JOBS ?= 2
+# Tests that take long and look at a variant are left out, unless LONG=1.
+NOT_LONG = $(if $(LONG),, and not long)
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
 .PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak floods fuzz soak-spark check reference bench bench-storage bench-kafka bench-operating bench-scale bench-spark clean
@@ -56,8 +59,8 @@ test: $(VENV)/.dev
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone tests/integration tests/fuzz
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone$(NOT_LONG)"
+	$(BIN)/python -m pytest -m "alone$(NOT_LONG)" tests/integration tests/fuzz
 	$(MAKE) --no-print-directory test-package
 	@if $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
 		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi
@@ -67,7 +70,7 @@ test-package: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/packaging $(PYTEST_ARGS)
 
 test-spark: $(SPARK_VENV)/java-classes.jsa
-	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/spark $(PYTEST_ARGS)
+	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(if $(LONG),,-m "not long") tests/spark $(PYTEST_ARGS)
 
 test-stores: $(SPARK_VENV)-stores/.installed
 	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)-stores/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)

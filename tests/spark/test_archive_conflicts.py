@@ -106,6 +106,7 @@ def test_files_merged_by_two_engines_at_once(
     run(options(cluster, tmp_path, compact=True))
 
 
+@pytest.mark.long
 def test_files_merged_by_two_engines_while_a_micro_batch_is_written(
     cluster: LocalCluster,
     admin: Admin,
@@ -138,6 +139,7 @@ def test_files_merged_by_two_engines_while_a_micro_batch_is_written(
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
+@pytest.mark.long
 def test_files_merged_by_two_engines_between_two_micro_batches(
     cluster: LocalCluster,
     admin: Admin,
@@ -175,6 +177,7 @@ def test_files_merged_by_two_engines_between_two_micro_batches(
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
+@pytest.mark.long
 def test_what_others_do_beside_each_other_rightly(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:

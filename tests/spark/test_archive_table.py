@@ -88,6 +88,7 @@ def test_topics_in_a_table(
     assert rows.count() == 600
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_table_goes_on_without_its_checkpoint_and_without_its_history(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
@@ -148,6 +149,7 @@ def test_a_table_goes_on_without_its_checkpoint_and_without_its_history(
     assert equal()
 
 
+@pytest.mark.long
 def test_a_table_that_is_restored_while_it_is_written_to(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -242,6 +244,7 @@ def test_a_table_that_was_only_begun(
         run(options(cluster, tmp_path / "other", topic=[topic]))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_kill_9_of_the_archive_of_a_table(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path

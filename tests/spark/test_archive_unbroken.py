@@ -37,6 +37,7 @@ def once_while_writing(monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]
     monkeypatch.setattr(delta, "_last_commit", asked)
 
 
+@pytest.mark.long
 def test_a_table_restored_to_before_all_of_it(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_an_archive_put_back_where_nothing_new_comes(
     assert found == in_topic(cluster.bootstrap, topic)
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_where_the_topic_has_been_trimmed_since(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_query_that_begins_at_the_end_of_a_partition(
     assert [row["offset"] for row in found] == [5, 6, 7, 5, 6, 7]
 
 
+@pytest.mark.long
 def test_a_table_restored_while_a_micro_batch_is_written(
     cluster: LocalCluster,
     admin: Admin,
@@ -184,6 +187,7 @@ def test_a_table_restored_while_a_micro_batch_is_written(
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("put_back", [False, True])
 def test_a_table_removed_while_a_micro_batch_is_written(
     cluster: LocalCluster,
@@ -218,6 +222,7 @@ def test_a_table_removed_while_a_micro_batch_is_written(
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
+@pytest.mark.long
 def test_a_transaction_that_another_process_has_replaced(
     cluster: LocalCluster,
     admin: Admin,
@@ -252,6 +257,7 @@ def test_a_transaction_that_another_process_has_replaced(
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
+@pytest.mark.long
 def test_a_transaction_that_was_replaced_before_the_last_one(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:

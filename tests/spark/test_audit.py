@@ -393,6 +393,7 @@ def test_a_running_cluster_under_writes_and_retention(tmp_path: Path, spark: Spa
         cluster.kill()
 
 
+@pytest.mark.long
 def test_a_running_cluster_that_compacts(tmp_path: Path, spark: SparkSession) -> None:
     cluster = running_cluster(tmp_path, **{"log.cleaner.backoff.ms": "100", "log.cleaner.enable": "true"})
     config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "20000"}

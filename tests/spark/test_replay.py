@@ -79,7 +79,7 @@ def test_records_come_back_as_they_were(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("stamped_by", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize("stamped_by", ["CreateTime", pytest.param("LogAppendTime", marks=pytest.mark.long)])
 def test_kill_9_of_the_replay(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, stamped_by: str
 ) -> None:

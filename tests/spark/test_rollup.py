@@ -175,7 +175,7 @@ def test_records_that_are_no_such_json(
     assert latest(cluster, f"{topic}-out") == expected([flight(0)])
 
 
-@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("typed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_records_that_are_no_such_json_go_to_a_topic(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, typed: bool
 ) -> None:

@@ -113,8 +113,8 @@ def test_kill_9_of_a_rollup_that_follows_an_archive(
 ) -> None:
     admin.create_topic(topic, 1, 1, FOREVER)
     admin.create_topic(f"{topic}-out", 1, 1)
-    rows = [flight(number) for number in range(900)]
-    send_old(cluster, topic, rows[:600])
+    rows = [flight(number) for number in range(450)]
+    send_old(cluster, topic, rows[:300])
     archive_topics(cluster, tmp_path, topic=[topic], max_offsets_per_trigger=60)
     line = ["--archive", str(tmp_path / "archive"), "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint")]
     line += ["--to-topic", f"{topic}-out", "--bootstrap", cluster.bootstrap, "--schema", SCHEMA, "--time-column"]
@@ -128,15 +128,15 @@ def test_kill_9_of_a_rollup_that_follows_an_archive(
         process.start(line)
         process.until(lambda: counted() >= 120, every_s=0.3)
         process.kill()
-        assert counted() < 900
-        send_old(cluster, topic, rows[600:750])
+        assert counted() < 450
+        send_old(cluster, topic, rows[300:375])
         archive_topics(cluster, tmp_path, topic=[topic], max_offsets_per_trigger=60)
         archive_topics(cluster, tmp_path, topic=[topic], compact=True)
         process.start(line)
-        process.until(lambda: counted() == 750, every_s=0.3)
-        send_old(cluster, topic, rows[750:])  # it follows
+        process.until(lambda: counted() == 375, every_s=0.3)
+        send_old(cluster, topic, rows[375:])  # it follows
         archive_topics(cluster, tmp_path, topic=[topic])
-        process.until(lambda: counted() == 900, every_s=0.3)
+        process.until(lambda: counted() == 450, every_s=0.3)
         process.terminate()
         process.end(0)
         assert "rollup: " in process.said()
@@ -214,6 +214,7 @@ def test_an_archive_needs_no_brokers_and_is_read_as_it_was_when_the_run_began(
         run(of_archive(cluster, names[0], tmp_path, **more, dead_letter=names[1]))
 
 
+@pytest.mark.long
 def test_records_that_are_older_than_the_watermark(
     cluster: LocalCluster,
     admin: Admin,
@@ -241,7 +242,7 @@ def test_records_that_are_older_than_the_watermark(
         assert (said in capsys.readouterr().out) is (name == "some")
 
 
-@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("typed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_dead_letters_of_an_archive(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, typed: bool
 ) -> None:
@@ -285,6 +286,7 @@ def test_a_rollup_of_an_archive_that_never_began_leaves_the_checkpoint_to_others
         run(of_archive(cluster, topic, tmp_path, **given))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noted", [True, False])
 def test_an_archive_that_was_put_back_behind_a_rollup(
     cluster: LocalCluster,
@@ -334,6 +336,7 @@ def test_an_archive_that_was_put_back_behind_a_rollup(
     assert counts(cluster, f"{topic}-out") == [20, 30, 80]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["topic", "table"])
 def test_an_archive_that_is_put_back_under_a_rollup_that_follows_it(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, to: str
@@ -403,6 +406,7 @@ def test_a_crash_between_what_a_rollup_notes_and_what_it_writes(
     assert counts(cluster, f"{topic}-out") == [10, 20]
 
 
+@pytest.mark.long
 def test_an_archive_that_cannot_be_gone_on_with(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:

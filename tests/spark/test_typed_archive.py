@@ -165,6 +165,7 @@ def test_plain_files_of_structs_are_verified(
     assert re.findall(r"^(\d+) different", " ".join(problems)) == [str(len([one for one in changed if one]))]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_kill_9_of_an_archive_with_dead_letters(
     cluster: LocalCluster, topics: str, spark: SparkSession, tmp_path: Path
