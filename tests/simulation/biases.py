@@ -86,6 +86,15 @@ def damaged(settings: Settings) -> None:
     weights(settings, damage_log=2, pause_manager=0.5, kill_broker=0.3)
 
 
+def damaged_while_fenced(settings: Settings) -> None:
+    """Leaderships move all the time, and the answers of fences are taken late."""
+    damaged(settings)
+    settings.topics = settings.partitions = 1
+    settings.fence_turn_ms, settings.fault_gap_ms = 600, 100
+    settings.slow, settings.loss, settings.stream_break, settings.session_ms = 0.02, 0.0, 0.0, 3000
+    weights(settings, damage_log=1, prefer_leaders=1, expire_lease=0.5)
+
+
 def cut_unheard(settings: Settings) -> None:
     """Much happens to a broker between two messages that its fetcher takes."""
     damaged(settings)

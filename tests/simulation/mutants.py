@@ -42,6 +42,7 @@ from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
 from highwater.replica_manager.replicas.following import Following
 from highwater.replica_manager.replicas.following_log import FollowingLog
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 
@@ -312,6 +313,14 @@ def _end_kept() -> list[Any]:
     return [patch.object(Follower, "registered_anew", lambda self: [])]
 
 
+def _taken_up_by_a_fence_under_way() -> list[Any]:
+    def fence_answered(self: ReplicaManager, was_offline: bool, key: Any, answer: FenceAnswer) -> None:
+        del was_offline
+        self.fenced(key, answer)
+
+    return [patch.object(ReplicaManager, "_fence_answered", fence_answered)]
+
+
 # 3.4: appends that land late
 
 
@@ -528,6 +537,13 @@ MUTANTS = (
     Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), biases.overridden),
     Mutant("the old lineage's high watermark kept", "7.4", _old_lineage, ("1", "2"), biases.unclean_across_gaps),
     Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), biases.damaged),
+    Mutant(
+        "a damaged log taken up by a fence that was under way",
+        "7.6",
+        _taken_up_by_a_fence_under_way,
+        ("1", "2"),
+        biases.damaged_while_fenced,
+    ),
     Mutant("an end that is kept over a new registration", "4.1", _end_kept, ("1", "2"), biases.cut_unheard),
     Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), biases.late_appends),
     Mutant("a leaving broker taken out of an ISR that needs it", "7.8", _let_go_all, ("shutdown",), drain_alone),

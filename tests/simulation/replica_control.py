@@ -474,10 +474,12 @@ class Control:
                 if hosted.fencing is not None:
                     outcome = (await hosted.fencing).error  # type: ignore[misc]
                 tail = hosted.log_tail
+            offline = instruction.key in self.owner.replica_manager.offline_logs
+            damaged = instruction.key in self.owner.replica_manager.damaged_logs
+            if outcome is ErrorCode.NONE and (offline or damaged):
+                outcome = ErrorCode.LOG_STORAGE_ERROR
             failed = outcome is ErrorCode.LOG_STORAGE_ERROR
-            offline = failed and instruction.key in self.owner.replica_manager.offline_logs
-            damaged = failed and instruction.key in self.owner.replica_manager.damaged_logs
-            outcomes[instruction.key] = (outcome, tail, offline, damaged)
+            outcomes[instruction.key] = (outcome, tail, failed and offline, failed and damaged)
         reply((ErrorCode.NONE, outcomes))
 
     async def _stop_replica(self, reply: Reply, controller_epoch: int, broker_epoch: int, stops: Sequence[Any]) -> None:

@@ -111,6 +111,7 @@ class StorageClient:
         if answer_of_storage is not None:
             error, log, epochs, incarnation = answer_of_storage
             owner.storage_seen(incarnation)
+            await owner.sleep(int(owner.random() * owner.world.settings.fence_turn_ms))
             if error is ErrorCode.NONE:
                 answer = act.FenceAnswer(
                     fence.role,

@@ -66,6 +66,7 @@ class Settings:
     checkpoint_ms: int = 1500
     cache_batches: int = 20
     fetch_batches: int = 3
+    fence_turn_ms: int = 0  # a fence's answer is taken within so much: those of many are taken in turns
     fetch_wait_ms: int = 500
     fetch_backoff_ms: int = 500
     consume_pause_ms: int = 400
@@ -157,6 +158,7 @@ def draw(random: Random) -> Settings:
         # Most of the time something is written, and commits wait no more for a replica that comes back.
         settings.fault_gap_ms = 800
         settings.partition = replace(settings.partition, replica_lag_time_max_ms=1000)
+    settings.fence_turn_ms = random.choice((0, 0, 50, 300))
     return settings
 
 
