@@ -209,7 +209,8 @@ async def test_not_while_etcd_has_it_though_the_instruction_does_not() -> None:
     world = World()
     await world.begun()
     world.broker_epoch = 8
-    for found in (state((1, 2, 3)), state((2,), elr=(1, 3)), None, Unavailable("no etcd")):
+    leaderless = state((), leader=NO_LEADER, epoch=6).with_(lost=(2, 3))  # there is nobody to copy it from any more
+    for found in (state((1, 2, 3)), state((2,), elr=(1, 3)), leaderless, None, Unavailable("no etcd")):
         world.in_etcd = found
         assert await world.mend(state((2, 3))) is not None
     assert world.storage.dropped == []
@@ -248,11 +249,19 @@ async def test_nothing_is_cut_once_log_storage_was_started_again(when: str, regi
 
 @pytest.mark.parametrize(
     "instructed",
-    [state((ME,), leader=ME), state((1, 2), leader=NO_LEADER), state((2,), elr=(1,), leader=NO_LEADER)],
-    ids=["leads", "isr", "elr"],
+    [
+        state((ME,), leader=ME),
+        state((1, 2), leader=NO_LEADER),
+        state((2,), elr=(1,), leader=NO_LEADER),
+        state((), leader=NO_LEADER).with_(lost=(2, 3)),
+    ],
+    ids=["leads", "isr", "elr", "neither"],
 )
 async def test_where_nobody_else_may_lead_it_is_taken_up_as_it_is(instructed: PartitionState) -> None:
+    """Also where the others have lost their tails: what it has is perhaps all that there is, and an election by log
+    looks at it (RULES 7.4)."""
     world = World()
+    world.in_etcd = instructed
     await world.begun()
     world.broker_epoch = 8
     assert await world.mend(instructed) is None

@@ -9,8 +9,9 @@ What is damaged lies below the high watermark, so it is dropped only when this r
 3. Told so, it reads the state once more: what etcd shows under the new broker epoch stays as it is, as nobody can add
    a replica that does not fetch. Then it has log-storage drop the damaged segment and all behind it, and follows.
 
-Where nobody else may lead, or it does not come about in `PATIENCE_MS`, the replica goes on as it is and tries again
-later: a damaged replica is better than none.
+Where nobody else leads, or it does not come about in `PATIENCE_MS`, the replica goes on as it is and tries again
+later: a damaged replica is better than none. That holds where it counts for nothing, too: while nobody leads there is
+nobody to copy from, and an election by log may have to do with what it has (RULES 7.4).
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class DamagedLogs:
             return (
                 None  # since it was to be mended it was given up, or log-storage started again and knows of no damage
             )
-        if state.leader in (self._broker_id, NO_LEADER) and self._counts(state):
+        if state.leader in (self._broker_id, NO_LEADER):
             self._give_up(key)
             return None
         if self._counts(state) or broker_epoch in (None, self._left_under.get(key)):
@@ -164,7 +165,7 @@ class DamagedLogs:
         try:
             # The instruction's may be older than a joining under the broker epoch before.
             committed = await self._read_state(topic, key.partition)
-            if committed is None or self._counts(committed):
+            if committed is None or committed.leader == NO_LEADER or self._counts(committed):
                 return _NOT_YET
             if (leaving_since_ms, broker_epoch) != (self._leaving_since_ms.get(key), self._broker_epoch()):
                 return _NOT_YET  # it may have been taken up meanwhile, and be in the ISR by now
