@@ -127,13 +127,18 @@ def leave_isr(
     return state.with_(isr=_sorted(remaining), controller_epoch=controller_epoch)
 
 
-def leave_all(state: PartitionState, broker_id: int, controller_epoch: int) -> PartitionState | None:
+def leave_all(
+    state: PartitionState, broker_id: int, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
+) -> PartitionState | None:
     """Takes a follower whose log is damaged out of ISR and `elr`, so that it may drop what is damaged (RULES 7.6; 7.3:
-    it enters none); None where it leads or is in neither."""
+    it enters none); None where it leads or is in neither, or where too few would be left of those that hold everything
+    committed: of two brokers neither knows, when it begins to leave, that the other does."""
     if broker_id in (state.leader, NO_LEADER) or broker_id not in (*state.isr, *state.elr):
         return None
     isr, elr = set(state.isr) - {broker_id}, set(state.elr) - {broker_id}
     assert isr  # invariant 6: the leader is in it
+    if len(isr | elr) < min(policy.minimum(electorate.replicas), len(electorate.replicas) - 1):
+        return None
     return state.with_(isr=_sorted(isr), elr=_sorted(elr), controller_epoch=controller_epoch)
 
 

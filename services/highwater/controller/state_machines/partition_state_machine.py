@@ -108,7 +108,7 @@ class PartitionStateMachine:
             if replica.status is ReplicaStatus.LOG_OFFLINE:
                 left = leave_isr(state, broker_id, electorate, policy, controller_epoch)
             elif replica.status is ReplicaStatus.LOG_DAMAGED:
-                left = leave_all(state, broker_id, controller_epoch)
+                left = leave_all(state, broker_id, electorate, policy, controller_epoch)
             if left is not None:
                 return self._write(left)
         return None
