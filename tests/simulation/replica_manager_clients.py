@@ -97,6 +97,9 @@ class StorageClient:
         self._owner.storage_seen(answer[1])
         return StorageError(answer[0])
 
+    def damage_dropped(self) -> None:
+        """Which logs are damaged is told as it happens here."""
+
     # As `Fencer`.
 
     def submit(self, key: PartitionKey, fence: act.Fence, answered: Callable[..., None]) -> Future:

@@ -133,7 +133,7 @@ class World:
     def __init__(self, isr: Sequence[int] = (1, 2, 3), minimum: int = 2, live: Sequence[int] = (1, 2, 3)) -> None:
         self.now_ms = 1_000_000
         self.broker_epoch: int | None = 7
-        self.registrations = 0
+        self.registrations = self.counted_anew = 0
         self.left: list[PartitionKey] = []
         self.in_etcd: PartitionState | Exception | None = state((2, 3))
         self.read: Callable[[], None] = lambda: None  # before etcd's answer arrives
@@ -155,12 +155,16 @@ class World:
             register_anew=self._register_anew,
             read_state=self._read_state,
             broker_epoch=lambda: self.broker_epoch,
+            dropped=self._count_anew,
             now_ms=lambda: self.now_ms,
         )
 
     def _register_anew(self) -> None:
         self.registrations += 1
         self.broker_epoch = None
+
+    def _count_anew(self) -> None:
+        self.counted_anew += 1
 
     async def _read_state(self, topic: str, partition: int) -> PartitionState | None:
         assert (topic, partition) == ("t", 0)
@@ -189,6 +193,7 @@ async def test_a_damaged_replica_leaves_registers_anew_and_is_cut_when_it_counts
     world.broker_epoch = 8
     assert await world.mend(state((2, 3))) is None
     assert world.storage.dropped == [(KEY, 5)]
+    assert world.counted_anew == 1
     assert KEY not in world.logs
     assert len(world.logs) == 0
 

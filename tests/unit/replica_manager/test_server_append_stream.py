@@ -102,3 +102,15 @@ async def test_as_many_damaged_logs_of_another_incarnation_are_asked_for(tmp_pat
         stream._answer_seen(incarnation, 2, 1)
     assert told == [("offline", 2), ("damaged", 1)] * 2
     await stream.stop()
+
+
+async def test_as_many_damaged_logs_after_one_was_mended_are_asked_for(tmp_path: Path) -> None:
+    """Another one was found damaged before an answer could tell that there were fewer."""
+    told: list[int] = []
+    stream = LeaderAppends(f"unix:{tmp_path}/nobody", lambda _: None, damaged_logs=told.append)
+    stream._answer_seen("one", 0, 1)
+    stream.damage_dropped()
+    stream._answer_seen("one", 0, 1)
+    stream._answer_seen("one", 0, 1)
+    assert told == [1, 1]
+    await stream.stop()

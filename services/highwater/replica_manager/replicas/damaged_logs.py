@@ -45,7 +45,8 @@ _NOT_YET = StorageError(
 
 class DamagedLogs:
     """`leave` stops what the partition does here; `register_anew` ends the registration and makes another. `read_state`
-    is a linearizable read of the state in etcd, None where there is none; it raises `StoreError`."""
+    is a linearizable read of the state in etcd, None where there is none; it raises `StoreError`. `dropped` is called
+    when log-storage has dropped the damage of a log: how many are damaged is to be told anew."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class DamagedLogs:
         register_anew: Callable[[], None],
         read_state: Callable[[str, int], Awaitable[PartitionState | None]],
         broker_epoch: Callable[[], int | None],
+        dropped: Callable[[], None],
         now_ms: Callable[[], int],
         supervisor: TaskSupervisor | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class DamagedLogs:
         self._register_anew = register_anew
         self._read_state = read_state
         self._broker_epoch = broker_epoch
+        self._dropped = dropped
         self._now_ms = now_ms
         self._due_ms: dict[PartitionKey, int] = {}  # damaged: when it may be tried to mend it
         self._leaving_since_ms: dict[PartitionKey, int] = {}
@@ -179,6 +182,7 @@ class DamagedLogs:
         partition_lines.note(WARNING, "a damaged log was cut, to be copied anew", pairs(partition=key))
         self._leaving_since_ms.pop(key, None)
         self._due_ms.pop(key, None)
+        self._dropped()
         return None
 
     def _counts(self, state: PartitionState) -> bool:

@@ -104,6 +104,7 @@ class ReplicaManager:
             register_anew=register_anew,
             read_state=isr_changes.committed,
             broker_epoch=lambda: self.broker_epoch,
+            dropped=self._damage_dropped,
             now_ms=now_ms,
             supervisor=supervisor,
         )
@@ -292,6 +293,9 @@ class ReplicaManager:
 
     def _leave_damaged(self, hosted: HostedPartition) -> None:
         self.perform(hosted, hosted.partition.log_failed())
+
+    def _damage_dropped(self) -> None:
+        self.appends.damage_dropped()
 
     def _fence_answered(self, was_offline: bool, key: PartitionKey, answer: act.FenceAnswer) -> None:
         """`was_offline`: the log was held to be so when the fence was asked for, and what is fenced was made since.

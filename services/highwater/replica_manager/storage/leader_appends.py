@@ -85,6 +85,11 @@ class LeaderAppends:
         self._pending.append((append, answered))
         self._stream.wake()
 
+    def damage_dropped(self) -> None:
+        """Another log may be damaged by now in place of one that is not any more: that they are as many as before says
+        nothing, and the next answer's number is told in any case."""
+        self._damaged_logs = -1
+
     async def probe(self, timeout_s: float) -> str:
         """An empty append through the same loop (RULES 8.2): the incarnation that answered. Raises
         `StorageUnavailableError`."""
