@@ -91,6 +91,8 @@ def damaged_while_fenced(settings: Settings) -> None:
     damaged(settings)
     settings.topics = settings.partitions = 1
     settings.fence_turn_ms, settings.fault_gap_ms = 600, 100
+    settings.produce_gap_ms, settings.watch_lag_ms = 150, 5
+    settings.acks_one, settings.checkpoint_ms = False, 2000
     settings.slow, settings.loss, settings.stream_break, settings.session_ms = 0.02, 0.0, 0.0, 3000
     weights(settings, damage_log=1, prefer_leaders=1, expire_lease=0.5)
 
