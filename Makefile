@@ -42,6 +42,8 @@ BIN := $(VENV)/bin
 # Processes that `make test` runs files of tests in, beside each other, each with an etcd of its own. Afterwards what is
 # marked `alone`, as clusters of processes are, has the machine to itself.
 JOBS ?= 2
+# In their own order: xdist begins with the files of many tests, and ends with one process at those of few long ones.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 # Tests that take long and look at a variant are left out, unless LONG=1.
 NOT_LONG = $(if $(LONG),, and not long)
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
@@ -59,7 +61,7 @@ test: $(VENV)/.dev
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone$(NOT_LONG)"
+	$(BIN)/python -m pytest -n $(JOBS) $(BY_FILE) -m "not alone$(NOT_LONG)"
 	$(BIN)/python -m pytest -m "alone$(NOT_LONG)" tests/integration tests/fuzz
 	$(MAKE) --no-print-directory test-package
 	@if $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
@@ -70,7 +72,7 @@ test-package: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/packaging $(PYTEST_ARGS)
 
 test-spark: $(SPARK_VENV)/java-classes.jsa
-	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(if $(LONG),,-m "not long") tests/spark $(PYTEST_ARGS)
+	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(if $(LONG),,-m "not long") tests/spark $(PYTEST_ARGS)
 
 test-stores: $(SPARK_VENV)-stores/.installed
 	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)-stores/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
