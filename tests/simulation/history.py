@@ -62,6 +62,7 @@ class History:
         self._committed: dict[PartitionKey, dict[int, Batch]] = defaultdict(dict)
         self._offset_of: dict[PartitionKey, dict[int, int]] = defaultdict(dict)  # payload -> base offset
         self._lost_tails: dict[tuple[int, PartitionKey], LostTail] = {}  # until etcd's states say so
+        self._told_tails: dict[tuple[int, PartitionKey], LostTail] = {}  # the last of those since
         self._cut: dict[tuple[int, PartitionKey], Cut] = {}  # replicas that are not back in an ISR yet
         self._leads: dict[tuple[PartitionKey, int], tuple[int, str, str]] = {}  # 5: (key, epoch) -> its one author
         self._in_etcd: dict[tuple[PartitionKey, int], int] = {}  # 5: (key, epoch) -> leader, as written
@@ -187,7 +188,7 @@ class History:
     def _must_hold(self, broker_id: int, broker_epoch: int, invariant: str) -> None:
         for replica, lost in list(self._lost_tails.items()):
             if replica[0] == broker_id and broker_epoch > lost.revision:
-                del self._lost_tails[replica]
+                self._told_tails[replica] = self._lost_tails.pop(replica)
                 state = self.states[replica[1]]
                 if broker_id in (*state.isr, *state.elr):
                     self._check_holders(replica[1], (broker_id,), invariant)
@@ -297,8 +298,11 @@ class History:
         return unheard or 0 <= broker_epoch < cut.broker_epoch
 
     def _had_lost(self, member: int, key: PartitionKey, broker_epoch: int, offset: int) -> bool:
-        """Whether the member may have held it, as far as the leader can know (RULES 7.2, 7.5)."""
+        """Whether the member may have held it, as far as the leader can know (RULES 7.2, 7.5): of a state that says that
+        it is lost the leader may not have heard yet."""
         lost = self._lost_tails.get((member, key))
+        if lost is None and member not in self.states[key].isr:
+            lost = self._told_tails.get((member, key))
         return lost is not None and broker_epoch <= lost.revision and offset <= lost.log_end_offset
 
     def follower_high_watermark(self, broker_id: int, log: Log) -> None:
