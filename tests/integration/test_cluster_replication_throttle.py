@@ -69,7 +69,7 @@ async def seconds_to_catch_up(deployed: Deployment, topic: str) -> float:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("side", ["leader", "follower"])
+@pytest.mark.parametrize("side", [pytest.param("leader", marks=pytest.mark.long), "follower"])
 async def test_a_follower_that_is_behind_catches_up_at_the_rate(deployed: Deployment, side: str) -> None:
     topic = f"behind-{side}"
     await missing_broker_3(deployed, topic, side)

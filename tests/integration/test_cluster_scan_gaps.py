@@ -64,6 +64,7 @@ async def test_a_compacted_topic(deployed: Deployment) -> None:
         await deployed.admin.delete_topic("compacted")
 
 
+@pytest.mark.long
 async def test_records_that_retention_deletes_meanwhile(deployed: Deployment) -> None:
     topic = "trimmed"
     await deployed.create_topic(topic, [[1, 2]])

@@ -148,6 +148,7 @@ async def test_leaves_and_authority_are_replaced_under_load(deployed: Deployment
         await flow.until_acked(100)
 
 
+@pytest.mark.long
 async def test_tls_is_turned_on_broker_by_broker(tmp_path: Path) -> None:
     """Those that speak it already and those that do not yet work together."""
     files = LocalAuthority(tmp_path / "security").issue("broker", HOSTS)

@@ -22,7 +22,10 @@ def chaos_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClu
         yield cluster
 
 
-@pytest.mark.parametrize(("seed", "commits_first"), [(1, False), (2, True)], ids=["at-least-once", "at-most-once"])
+@pytest.mark.parametrize(
+    ("seed", "commits_first"),
+    [pytest.param(1, False, id="at-least-once"), pytest.param(2, True, id="at-most-once", marks=pytest.mark.long)],
+)
 async def test_members_and_brokers_come_and_go(
     chaos_cluster: LocalCluster, tmp_path: Path, seed: int, commits_first: bool
 ) -> None:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.alone
 _SECONDS = 15
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_cluster_is_operated_while_it_is_broken() -> None:
     program = Path(soak.__file__).parent

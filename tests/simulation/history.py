@@ -298,8 +298,8 @@ class History:
         return unheard or 0 <= broker_epoch < cut.broker_epoch
 
     def _had_lost(self, member: int, key: PartitionKey, broker_epoch: int, offset: int) -> bool:
-        """Whether the member may have held it, as far as the leader can know (RULES 7.2, 7.5): of a state that says that
-        it is lost the leader may not have heard yet."""
+        """Whether the member may have held it, as far as the leader can know (RULES 7.2, 7.5): of a state that says
+        that it is lost the leader may not have heard yet."""
         lost = self._lost_tails.get((member, key))
         if lost is None and member not in self.states[key].isr:
             lost = self._told_tails.get((member, key))

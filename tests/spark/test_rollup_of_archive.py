@@ -56,6 +56,7 @@ def counts(cluster: LocalCluster, topic: str) -> list[int]:
     return list(dict.fromkeys(value["count"] for _, value in records(cluster, topic)))
 
 
+@pytest.mark.long
 def test_an_archive_counts_each_record_once_whatever_merges_its_files(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
