@@ -65,13 +65,14 @@ class GroupShard:
 
     def start(self, now_ms: int) -> Iterator[None]:
         """Starts the timers, one group at each step: the caller pauses when it likes. Until the last step the shard has
-        no outcomes. Sessions count from now: members had nobody to speak to."""
+        no outcomes. Sessions count from now, as members had nobody to speak to; or from when the coordinator before
+        has fallen silent for sure (RULES 11.12)."""
         self._sessions.begin_numbers(now_ms)
         for group in list(self.state.groups.values()):
             if group.members:
                 self._reconciliation.loaded(group.group_id)
             for member in group.members.values():
-                self._sessions.open(group.group_id, member.member_id, now_ms)
+                self._sessions.open(group.group_id, member.member_id, now_ms + self._config.handover_ms)
                 if member.current.state is MemberState.UNREVOKED_PARTITIONS:
                     until_ms = now_ms + max(member.subscription.rebalance_timeout_ms, 1)
                     self._sessions.await_member(group.group_id, member.member_id, until_ms)

@@ -38,6 +38,7 @@ def group_coordinator(
         session_timeout_ms=settings.group_consumer_session_timeout_ms,
         heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
         max_size=settings.group_consumer_max_size,
+        broker_session_timeout_ms=settings.broker_session_timeout_ms,
         offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
         offsets_retention_ms=settings.offsets_retention_minutes * 60_000,
         retention_check_interval_ms=settings.offsets_retention_check_interval_ms,

@@ -148,7 +148,8 @@ class SimulatedShard(HostedShard):
         super().__init__(context, hosted, pipeline)
 
     def _new_log(self) -> ShardLog:
-        return SimulatedLog(self.owner, self._hosted, self.pipeline, self._drop)
+        heard_within_ms = self._context.config.heard_within_ms
+        return SimulatedLog(self.owner, self._hosted, self.pipeline, self._drop, heard_within_ms)
 
     async def _load(self) -> None:
         self.load_began_ms = self.owner.now_ms
@@ -202,6 +203,7 @@ class SimulatedCoordinator(GroupCoordinator):
         config = GroupConfig(
             session_timeout_ms=groups.session_timeout_ms,
             heartbeat_interval_ms=groups.session_timeout_ms // 5,
+            broker_session_timeout_ms=owner.world.settings.session_ms,
             offsets_retention_ms=groups.retention_ms,
             retention_check_interval_ms=groups.retention_check_ms,
         )

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 from highwater.errors import ErrorCode
 from highwater.groups import reconciliation
+from highwater.groups.config import GroupConfig
 from highwater.groups.group import Group
 from highwater.groups.member import next_assignment as real_next_assignment
 from highwater.groups.offsets import Offsets
@@ -110,7 +111,11 @@ def reset_while_loading() -> list[Any]:
 
 
 def heard_by_two() -> list[Any]:
-    return [patch.object(ShardLog, "may_lead", property(lambda self: self.leads))]
+    """Neither of the two minds the other: each alone outlasts what a run has of it."""
+    return [
+        patch.object(ShardLog, "may_lead", property(lambda self: self.leads)),
+        patch.object(GroupConfig, "handover_ms", 0),
+    ]
 
 
 # Compaction

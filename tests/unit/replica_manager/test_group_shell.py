@@ -19,10 +19,12 @@ from highwater.model.partition import PartitionKey
 from highwater.records import CorruptBatchError
 from highwater.replica_manager.groups.member_streams import MemberStream, MemberStreams
 from highwater.replica_manager.groups.record_batches import decode, encode
-from highwater.replica_manager.groups.shard_log import BATCH_BYTES, IN_FLIGHT, ShardLog, ShardLogError
+from highwater.replica_manager.groups.shard_log import BATCH_BYTES, FOLLOWED_LOOK_S, IN_FLIGHT, ShardLog, ShardLogError
 from highwater.replica_manager.groups.topic_feed import TopicFeed
+from highwater.replica_manager.partition.actions import FetchSession, FollowerFetch
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 
+HEARD_WITHIN_MS = 8_000
 ASSIGNED = frozenset({PartitionKey(b"t" * 16, 0)})
 
 
@@ -62,7 +64,8 @@ class Log:
         self.end = 0
         self.failures: list[ErrorCode] = []
         self.told: list[Any] = []
-        self.log = ShardLog(self.leader.replica_manager, hosted, hosted.pipeline, self.failures.append)
+        manager = self.leader.replica_manager
+        self.log = ShardLog(manager, hosted, hosted.pipeline, self.failures.append, HEARD_WITHIN_MS)
 
     async def loaded(self) -> ShardLog:
         self.read = [rows async for rows in self.log.read()]
@@ -189,6 +192,38 @@ async def test_who_cannot_confirm_the_lease_hears_nobody() -> None:
     broker.leader.replica_manager.lease_confirmed = lambda: False
     assert not log.may_lead
     assert not log.takes_records
+
+
+async def test_who_is_not_followed_any_more_hears_nobody() -> None:
+    """RULES 11.12: a leadership is moved from a broker whose lease goes on, too, and it may not hear of it. Who leads
+    next follows it no more."""
+    broker = Log()
+    manager, now_ms = broker.leader.replica_manager, 1_000
+    manager.now_ms = lambda: now_ms
+    broker.leader.lead(0, EPOCH + 1, (1, 2))
+    leadership, pipeline = broker.hosted.partition.leadership, broker.hosted.pipeline
+    assert leadership is not None
+    assert pipeline is not None
+    log = ShardLog(manager, broker.hosted, pipeline, broker.failures.append, HEARD_WITHIN_MS)
+
+    def fetch() -> None:
+        leadership.fetched(FollowerFetch(FetchSession(2, 102, 0, 1), EPOCH + 1, 0, 0, EPOCH + 1, 0), now_ms)
+
+    assert [rows async for rows in log.read()] == []
+    assert not log.may_lead  # all is committed, and yet another may have been elected before this one heard of it
+    committed = asyncio.ensure_future(log.committed())
+    await asyncio.sleep(3 * FOLLOWED_LOOK_S)
+    assert not committed.done()
+    fetch()
+    assert await committed is ErrorCode.NONE
+    assert log.may_lead
+    now_ms += HEARD_WITHIN_MS
+    assert log.takes_records
+    now_ms += 1
+    assert not log.may_lead
+    assert not log.takes_records
+    fetch()
+    assert log.may_lead
 
 
 async def test_the_log_is_read_to_its_end() -> None:

@@ -237,7 +237,8 @@ class HostedShard:
         await asyncio.get_running_loop().create_future()
 
     def _new_log(self) -> ShardLog:
-        return ShardLog(self._context.replica_manager, self._hosted, self.pipeline, self._drop)
+        heard_within_ms = self._context.config.heard_within_ms
+        return ShardLog(self._context.replica_manager, self._hosted, self.pipeline, self._drop, heard_within_ms)
 
     async def _load(self) -> None:
         context = self._context

@@ -33,6 +33,8 @@ IN_FLIGHT = 8  # batches
 MOST_WAITING = 10_000  # answers
 MOST_PENDING_BYTES = 16 << 20  # of records that are not committed
 
+FOLLOWED_LOOK_S = 0.01  # between two looks at whether all have fetched since the election: each does so at once
+
 Told: TypeAlias = Callable[[ErrorCode], None]
 """Called once: with NONE when what was waited for is committed, else with the error that the shard ended with."""
 
@@ -42,7 +44,8 @@ class ShardLogError(Exception):
 
 
 class ShardLog:
-    """`failed` is called, once, where a batch was not written or leadership is over; whoever waits is told after it."""
+    """`failed` is called, once, where a batch was not written or leadership is over; whoever waits is told after it.
+    `heard_within_ms`: without a fetch for so long, a replica may lead by now."""
 
     def __init__(
         self,
@@ -50,11 +53,13 @@ class ShardLog:
         hosted: HostedPartition,
         pipeline: AppendPipeline,
         failed: Callable[[ErrorCode], None],
+        heard_within_ms: int,
     ) -> None:
         self._replica_manager = replica_manager
         self._hosted = hosted
         self._pipeline = pipeline
         self._failed = failed
+        self._heard_within_ms = heard_within_ms
         self._end_offset = -1  # where the next batch is to stand
         self._ended: ErrorCode | None = None
         self._committed = 0
@@ -79,7 +84,14 @@ class ShardLog:
     def may_lead(self) -> bool:
         """Tells whether nobody else can lead: a sign of life writes nothing, and would count here for a member that the
         next coordinator has not heard (RULES 11.12)."""
-        return self.leads and self._replica_manager.lease_confirmed()
+        return self.leads and self._replica_manager.lease_confirmed() and self.is_followed
+
+    @property
+    def is_followed(self) -> bool:
+        """Tells whether nobody else led before `heard_within_ms` ago: a leadership is also moved from a broker whose
+        lease goes on, and it may be the last to hear of it (RULES 11.12)."""
+        leadership = self._hosted.partition.leadership
+        return leadership is not None and leadership.is_followed(self._replica_manager.now_ms(), self._heard_within_ms)
 
     @property
     def full(self) -> bool:
@@ -127,7 +139,14 @@ class ShardLog:
                 future.set_result(error)
 
         self._hosted.await_commit(self._pipeline.leader_epoch, self._end_offset, FAR_MS, told, bounded=False)
-        return await future
+        error = await future
+        # What this broker knew to be committed when it was elected says nothing: it may have been told so late that
+        # the next leader is there.
+        while error is ErrorCode.NONE and not self.is_followed:
+            await asyncio.sleep(FOLLOWED_LOOK_S)
+            if not self.leads:
+                error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return error
 
     # Appending
 

@@ -117,6 +117,15 @@ class Leadership:
         """Tells whether a produce with `acks=all` may be acknowledged (5.3)."""
         return len(self.proposals.committed.state.isr) >= self.min_insync_replicas
 
+    def is_followed(self, now_ms: int, within_ms: int) -> bool:
+        """Tells whether every replica that could be elected has fetched under this leader epoch lately. Whoever leads
+        under a later one fetches under this one no more, so there was no such leader before `within_ms` ago (11.12)."""
+        since_ms = now_ms - within_ms
+        for replica in self.followers_in_order:
+            if replica.counts_for_high_watermark and replica.heard_ms < since_ms:
+                return False
+        return True
+
     def low_watermark(self) -> int:
         """The smallest log start of the registered replicas (5.8); -1 while one of them has not fetched."""
         live = self.live.epochs

@@ -13,6 +13,7 @@ class Replica:
         "_awaited_end_offset",
         "_awaited_since_ms",
         "_fetched_since_leaving",
+        "_heard_ms",
         "_last_caught_up_ms",
         "_last_fetch_leader_end_offset",
         "_last_fetch_ms",
@@ -62,6 +63,7 @@ class Replica:
         # Whether it is in the committed ISR or in a pending proposal's (RULES 5.1).
         self.counts_for_high_watermark = False
 
+        self._heard_ms = NEVER_MS  # when it fetched last under this leader epoch, but for what is repeated; only grows
         self._last_fetch_ms = NEVER_MS
         self._last_fetch_leader_end_offset = 0
         # A log end offset that the leader had at `_awaited_since_ms` and this follower has not acknowledged yet.
@@ -94,6 +96,13 @@ class Replica:
             self.repeated and self.session is not None and self.session.last_request_ms > self._left_ms
         )
 
+    @property
+    def heard_ms(self) -> int:
+        """When it fetched last under this leader epoch, under whichever registration; NEVER_MS: it has not."""
+        if self.session is not None and self.repeated:
+            return max(self._heard_ms, self.session.last_request_ms)
+        return self._heard_ms
+
     def leave(self, now_ms: int) -> None:
         """It is in the committed ISR no more."""
         self._left_ms = now_ms
@@ -121,6 +130,7 @@ class Replica:
     def unnamed(self, leader_end_offset: int) -> None:
         """The session's requests say nothing of this partition from here on."""
         self.settle(leader_end_offset)
+        self._heard_ms = self.heard_ms
         self._fetched_since_leaving = self.fetched_since_leaving
         self.repeated = False
 
@@ -182,7 +192,7 @@ class Replica:
             self._awaited_end_offset = leader_end_offset
             self._awaited_since_ms = now_ms
         self._last_fetch_leader_end_offset = leader_end_offset
-        self._last_fetch_ms = now_ms
+        self._last_fetch_ms = self._heard_ms = now_ms
         self.log_end_offset = acked_offset
         self.log_start_offset = log_start_offset
         self._fetched_since_leaving = True
