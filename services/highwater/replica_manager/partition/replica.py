@@ -98,7 +98,7 @@ class Replica:
 
     @property
     def heard_ms(self) -> int:
-        """When it fetched last under this leader epoch, under whichever registration; NEVER_MS: it has not."""
+        """The time of its last fetch under this leader epoch, of whichever registration; NEVER_MS: it has not."""
         if self.session is not None and self.repeated:
             return max(self._heard_ms, self.session.last_request_ms)
         return self._heard_ms
