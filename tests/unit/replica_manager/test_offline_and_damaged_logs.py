@@ -143,6 +143,7 @@ class World:
         metadata.set_brokers(Endpoint(broker, 1, f"b{broker}:1", "") for broker in live)
         cached = CachedPartition(state(isr), 10, (1, 2, 3))
         metadata.update([CachedTopic("t", KEY.topic_id, {}, {0: cached})], full=True)
+        self.metadata = metadata
         committed = VersionedState(state((1, 2, 3)), 9)  # older than the metadata
         partition = SimpleNamespace(committed=committed, min_insync_replicas=minimum, replicas=(1, 2, 3))
         hosted: Any = {KEY: SimpleNamespace(key=KEY, partition=partition)}
@@ -158,6 +159,11 @@ class World:
             dropped=self._count_anew,
             now_ms=lambda: self.now_ms,
         )
+
+    def know(self, newer: PartitionState) -> None:
+        """The metadata have a newer state."""
+        known = CachedPartition(newer, 10 + newer.leader_epoch, (1, 2, 3))
+        self.metadata.update([CachedTopic("t", KEY.topic_id, {}, {0: known})], full=False)
 
     def _register_anew(self) -> None:
         self.registrations += 1
@@ -198,7 +204,7 @@ async def test_a_damaged_replica_leaves_registers_anew_and_is_cut_when_it_counts
     assert len(world.logs) == 0
 
 
-@pytest.mark.parametrize("instructed", [state((1, 2)), state((2, 3), elr=(1,))], ids=["isr", "elr"])
+@pytest.mark.parametrize("instructed", [state((1, 2, 3)), state((2, 3), elr=(1,))], ids=["isr", "elr"])
 async def test_not_while_the_instruction_has_it(instructed: PartitionState) -> None:
     world = World()
     await world.begun()
@@ -273,6 +279,29 @@ async def test_where_nobody_else_may_lead_it_is_taken_up_as_it_is(instructed: Pa
     assert world.storage.dropped == []
     assert KEY not in world.logs
     assert len(world.logs) == 1  # and is tried again later
+
+
+@pytest.mark.parametrize("instructed", [state((1, 2)), state((2,), elr=(1,))], ids=["isr", "elr"])
+async def test_where_another_has_left_before_it_is_taken_up_as_it_is(instructed: PartitionState) -> None:
+    """The controller does not take it out then, and nothing is committed as long as it stays away (RULES 7.6)."""
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    assert await world.mend(instructed) is None
+    assert world.storage.dropped == []
+    assert KEY not in world.logs
+    assert len(world.logs) == 1
+
+
+async def test_while_nobody_leads_it_does_not_register_anew() -> None:
+    """It would be given up, again and again, and the broker's leaderships move each time."""
+    world = World((2, 3))
+    world.know(state((2, 3), leader=NO_LEADER, epoch=6))
+    await world.begun()
+    assert (world.left, world.registrations) == ([], 0)
+    world.know(state((2, 3), epoch=7))
+    world.logs.tick()
+    assert (world.left, world.registrations) == ([KEY], 1)
 
 
 async def test_a_cut_that_fails_is_tried_with_the_next_instruction() -> None:

@@ -9,9 +9,9 @@ What is damaged lies below the high watermark, so it is dropped only when this r
 3. Told so, it reads the state once more: what etcd shows under the new broker epoch stays as it is, as nobody can add
    a replica that does not fetch. Then it has log-storage drop the damaged segment and all behind it, and follows.
 
-Where nobody else leads, or it does not come about in `PATIENCE_MS`, the replica goes on as it is and tries again
-later: a damaged replica is better than none. That holds where it counts for nothing, too: while nobody leads there is
-nobody to copy from, and an election by log may have to do with what it has (RULES 7.4).
+Where nobody else leads, the others are too few by now, or it does not come about in `PATIENCE_MS`, the replica goes on
+as it is and tries again later: a damaged replica is better than none. That holds where it counts for nothing, too:
+while nobody leads there is nobody to copy from, and an election by log may have to do with what it has (RULES 7.4).
 """
 
 from __future__ import annotations
@@ -145,21 +145,20 @@ class DamagedLogs:
             state = None if cached is None else cached.state
         else:
             state = committed.state
-        if state is None:
-            return False
+        if state is None or state.leader == NO_LEADER:
+            return False  # it would be given up at once, and to register anew costs the broker its leaderships
         others = [each for each in state.isr if each != self._broker_id and each in self._metadata.brokers]
-        # Where the minimum is all replicas there are, it cannot be kept.
-        return len(others) >= max(1, min(partition.min_insync_replicas, len(partition.replicas) - 1))
+        return len(others) >= max(1, _fewest(hosted))
 
     async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
         """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
-        lead. Raises `StorageUnavailableError`."""
+        lead or the others are too few. Raises `StorageUnavailableError`."""
         leaving_since_ms, broker_epoch = self._leaving_since_ms.get(key), self._broker_epoch()
         if leaving_since_ms is None:
             return (
                 None  # since it was to be mended it was given up, or log-storage started again and knows of no damage
             )
-        if state.leader in (self._broker_id, NO_LEADER):
+        if state.leader in (self._broker_id, NO_LEADER) or not self._is_spared(key, state):
             self._give_up(key)
             return None
         if self._counts(state) or broker_epoch in (None, self._left_under.get(key)):
@@ -185,6 +184,21 @@ class DamagedLogs:
         self._dropped()
         return None
 
+    def _is_spared(self, key: PartitionKey, state: PartitionState) -> bool:
+        """Tells whether the controller takes it out: not where it has taken another damaged replica out before it. As
+        long as this one waited in the ISR, copying nothing, nothing would be committed."""
+        hosted = self._hosted.get(key)
+        if hosted is None or not self._counts(state):
+            return True
+        left = {*state.isr, *state.elr} - {self._broker_id}
+        return len(left) >= _fewest(hosted)
+
     def _counts(self, state: PartitionState) -> bool:
         """Tells whether the replica leads, or is in the ISR or in `elr`: its log may not be cut then (RULES 7.6)."""
         return self._broker_id in (state.leader, *state.isr, *state.elr)
+
+
+def _fewest(hosted: HostedPartition) -> int:
+    """So many have to be left. Where the minimum is all replicas there are, it cannot be kept."""
+    partition = hosted.partition
+    return min(partition.min_insync_replicas, len(partition.replicas) - 1)
