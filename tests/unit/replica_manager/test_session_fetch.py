@@ -30,7 +30,7 @@ from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests import session_fetch
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
-from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
+from highwater.replica_manager.requests.session_fetch import REPLICA_MAX_WAIT_MS, SessionAnswer, SessionFetch
 from highwater.replica_manager.requests.session_roles import Place, ReplicaRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
 from highwater.replica_manager.responses.response_reads import PartRead
@@ -159,6 +159,24 @@ async def test_a_request_that_names_nothing_waits_for_what_was_named_before(lead
     assert numbers(answer) == [1]
     assert answer.results[0].pieces == (BATCH,)
     assert answer.results[0].log_end_offset == 4
+
+
+async def test_no_request_is_held_for_so_long_that_its_replica_seems_silent(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever `replica.fetch.wait.max.ms` is: who leads a partition of `__consumer_offsets` serves no group while a
+    replica in sync seems to follow no more (RULES 11.12), and with nothing to read each seemed so again and again."""
+    assert leader.replica_manager.settings.session_silent_ms > REPLICA_MAX_WAIT_MS
+    monkeypatch.setattr("highwater.replica_manager.requests.session_fetch.REPLICA_MAX_WAIT_MS", 20)
+    await leader.opened()
+    waiting = await leader.waits(leader.asks({}))
+    leader.now_ms += 20
+    leadership = leader.hosted(0).partition.leadership
+    assert leadership is not None
+    assert not leadership.is_followed(leader.now_ms, 19)
+    await asyncio.wait_for(waiting, 1)
+    leader.asks({})  # the next one
+    assert leadership.is_followed(leader.now_ms, 19)
 
 
 async def test_what_grew_while_no_request_waited_is_answered_at_once(leader: Leader) -> None:
