@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from highwater.metadata.schema.models import NO_LEADER, PartitionState
+from highwater.model.damaged_replicas import fewest_sound
 from highwater.model.leader_epochs import NO_EPOCH
 
 
@@ -137,7 +138,7 @@ def leave_all(
         return None
     isr, elr = set(state.isr) - {broker_id}, set(state.elr) - {broker_id}
     assert isr  # invariant 6: the leader is in it
-    if len(isr | elr) < min(policy.minimum(electorate.replicas), len(electorate.replicas) - 1):
+    if len(isr | elr) < fewest_sound(policy.min_insync_replicas, electorate.replicas):
         return None
     return state.with_(isr=_sorted(isr), elr=_sorted(elr), controller_epoch=controller_epoch)
 

@@ -24,6 +24,7 @@ from highwater.log_storage_client.client import LogStorageClient
 from highwater.log_storage_client.values import StorageError
 from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.metadata.store.etcd_errors import StoreError
+from highwater.model.damaged_replicas import fewest_sound
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import MetadataCache
@@ -148,7 +149,7 @@ class DamagedLogs:
         if state is None or state.leader == NO_LEADER:
             return False  # it would be given up at once, and to register anew costs the broker its leaderships
         others = [each for each in state.isr if each != self._broker_id and each in self._metadata.brokers]
-        return len(others) >= max(1, _fewest(hosted))
+        return len(others) >= max(1, fewest_sound(partition.min_insync_replicas, partition.replicas))
 
     async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
         """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
@@ -191,14 +192,9 @@ class DamagedLogs:
         if hosted is None or not self._counts(state):
             return True
         left = {*state.isr, *state.elr} - {self._broker_id}
-        return len(left) >= _fewest(hosted)
+        partition = hosted.partition
+        return len(left) >= fewest_sound(partition.min_insync_replicas, partition.replicas)
 
     def _counts(self, state: PartitionState) -> bool:
         """Tells whether the replica leads, or is in the ISR or in `elr`: its log may not be cut then (RULES 7.6)."""
         return self._broker_id in (state.leader, *state.isr, *state.elr)
-
-
-def _fewest(hosted: HostedPartition) -> int:
-    """So many have to be left. Where the minimum is all replicas there are, it cannot be kept."""
-    partition = hosted.partition
-    return min(partition.min_insync_replicas, len(partition.replicas) - 1)
