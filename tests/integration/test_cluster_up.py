@@ -107,7 +107,7 @@ def test_a_cluster_is_interrupted_killed_and_started_again(tmp_path: Path) -> No
             with urlopen(f"http://{address}/metrics", timeout=ENDED_S) as answer:
                 assert b"process_cpu_seconds_total" in answer.read()
         children = first.children()
-        assert len(children) == 5  # etcd, controller, and a broker's three
+        assert len(children) == 6  # etcd, controller, a broker's three, and that which starts services
         with all_end(children):
             first.process.send_signal(signal.SIGINT)
             assert first.process.wait(ENDED_S) == 0

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from highwater.cli.fork_server.forked_process import ForkedProcess, ForkServer
 from highwater.rpc.process.local_process import tied_to_parent
 
 
 class ChildProcess:
     """One program, started again as often as wanted, its output appended to a log file. Start it from the main thread:
-    the kernel ties the child to the thread that made it."""
+    the kernel ties the child to the thread that made it. What `fork_server` can start is forked there."""
 
-    def __init__(self, name: str, command: Sequence[str], log_file: Path, environment: dict[str, str] | None = None):
+    def __init__(self, name: str, command: Sequence[str], log_file: Path, fork_server: ForkServer | None = None):
         self.name = name
         self.command = list(command)
         self.log_file = log_file
-        self._environment = {**os.environ, **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._fork_server = fork_server
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._log_begin = 0  # where the log of this start begins
 
     @property
@@ -42,13 +42,14 @@ class ChildProcess:
             self._log_begin = output.tell()
             self._process = self._spawn(output)
 
-    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self._fork_server is not None and self._fork_server.forks(self.command):
+            return self._fork_server.start(self.command, output)
         return subprocess.Popen(
             tied_to_parent(self.command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=self._environment,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the rest in order
         )
 

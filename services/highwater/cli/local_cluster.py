@@ -21,6 +21,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from highwater.cli.child_process import ChildProcess
+from highwater.cli.fork_server.forked_process import ForkServer, forks_here
 from highwater.cli.local_authority import CLIENT, LocalAuthority
 from highwater.controller.settings import ControllerSettings
 from highwater.errors import UserError
@@ -73,6 +74,11 @@ INTERNAL_LISTENER = "INTERNAL"
 _SECURE_LISTENERS = f"{CLIENT_LISTENER}:SSL,{INTERNAL_LISTENER}:SSL"
 _REQUIRED_OF_CLIENTS: dict[bool, dict[str, str]] = {True: {"ssl.client.auth": "required"}, False: {}}
 _RESTART_BACKOFF_S = 0.5
+PROGRAMS = {
+    f"highwater.{package}": f"highwater.{package}.process"
+    for package in ("log_storage", "replica_manager", "fetcher", "controller")
+}
+"""The module of each service, by that which `python -m` runs."""
 _SOCKETS_PREFIX = "highwater-"
 
 
@@ -129,6 +135,7 @@ class LocalCluster:
         self._etcd_authority: LocalAuthority | None = None
         self._metrics_ports: list[int] = []
         self._cancelled: Callable[[], bool] = lambda: False
+        self._fork_server: ForkServer | None = None
 
     def start(
         self,
@@ -180,6 +187,9 @@ class LocalCluster:
         deadline = time.monotonic() + ready_timeout_s
         assert self._lock is not None
         self._take_socket_directory(self._lock)
+        if forks_here():
+            # First of all: it imports while etcd starts.
+            self._fork_server = ForkServer(PROGRAMS, self.settings.data / "logs" / "fork-server.log")
         host, wanted = self.settings.host, self.settings
         etcd_host = self._host("etcd")
         ports = self._broker_ports()
@@ -420,7 +430,8 @@ class LocalCluster:
         return {key: value for key, value in self.settings.settings.items() if field_name(key) in known}
 
     def _add(self, name: str, command: list[str]) -> None:
-        self.processes[name] = ChildProcess(name, command, self.settings.data / "logs" / f"{name}.log")
+        log_file = self.settings.data / "logs" / f"{name}.log"
+        self.processes[name] = ChildProcess(name, command, log_file, self._fork_server)
 
     def _start_process(self, name: str) -> None:
         self._held.discard(name)
@@ -526,6 +537,9 @@ class LocalCluster:
         self._release()
 
     def _release(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
         (self.settings.data / "cluster.json").unlink(missing_ok=True)
         self.metrics_file.unlink(missing_ok=True)
         if self._sockets is not None:

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from highwater.cli.child_process import ChildProcess
+from highwater.cli.fork_server.forked_process import ForkServer, forks_here
+from highwater.cli.local_cluster import PROGRAMS
+from highwater.errors import UserError
+
+pytestmark = pytest.mark.skipif(not forks_here(), reason="no pidfd")
+
+PROGRAM = """
+import json, os, sys, time
+
+def main():
+    print(json.dumps([sys.argv[1:], os.getpid() == os.getsid(0), sys.stdin.read(), os.getppid()]), flush=True)
+    if "--wait" in sys.argv:
+        time.sleep(600)
+    print("not said", end="")  # until the interpreter ends
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    package = tmp_path / "speaker"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "process.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    server = ForkServer({"speaker": "speaker.process"}, tmp_path / "logs" / "fork-server.log")
+    yield server
+    server.close()
+
+
+def speaker(server: ForkServer, tmp_path: Path, *arguments: str) -> ChildProcess:
+    command = [sys.executable, "-m", "speaker", *arguments]
+    return ChildProcess("speaker", command, tmp_path / "logs" / "speaker.log", server)
+
+
+def said(child: ChildProcess) -> list[object]:
+    while not (line := child.last_words(1)):
+        assert child.running
+    found: list[object] = json.loads(line)
+    return found
+
+
+def server_of(child: ChildProcess) -> psutil.Process:
+    parent = psutil.Process(child.pid).parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_program_runs_as_if_it_were_started_by_itself(server: ForkServer, tmp_path: Path) -> None:
+    child = speaker(server, tmp_path, "--set=a=b", "two words")
+    child.start()
+    assert child.wait(20)
+    assert child.exit_status == 3
+    told, rest = child.log_file.read_text().splitlines()
+    assert json.loads(told)[:3] == [["--set=a=b", "two words"], True, ""]
+    assert rest == "not said"
+    child.start()
+    assert child.wait(20)
+    assert child.log_file.read_text().count("not said") == 2
+
+
+def test_it_is_seen_as_what_it_is_and_has_no_open_files_of_the_servers(server: ForkServer, tmp_path: Path) -> None:
+    child = speaker(server, tmp_path, "--wait")
+    child.start()
+    said(child)
+    process = psutil.Process(child.pid)
+    assert " ".join(process.cmdline()).rstrip() == f"{sys.executable} -m speaker --wait"
+    files = {os.readlink(f"/proc/{child.pid}/fd/{number}") for number in os.listdir(f"/proc/{child.pid}/fd")}
+    assert files == {"/dev/null", str(child.log_file)}
+    child.terminate()
+    assert child.wait(20)
+    assert child.exit_status == 0  # as any service that is stopped before it has begun
+
+
+def test_a_killed_one_is_told(server: ForkServer, tmp_path: Path) -> None:
+    child = speaker(server, tmp_path, "--wait")
+    child.start()
+    assert not child.wait(0.01)
+    child.kill()
+    assert child.exit_status == -signal.SIGKILL
+    assert not child.running
+    child.kill()
+
+
+def test_several_threads_may_look_at_once(server: ForkServer, tmp_path: Path) -> None:
+    for _ in range(20):
+        child = speaker(server, tmp_path)
+        child.start()
+        found: list[int | None] = []
+
+        def look(child: ChildProcess = child, found: list[int | None] = found) -> None:
+            child.wait(20)
+            found.append(child.exit_status)
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [3, 3, 3, 3]
+
+
+def test_children_end_with_the_server_and_another_one_is_started(server: ForkServer, tmp_path: Path) -> None:
+    child = speaker(server, tmp_path, "--wait")
+    child.start()
+    said(child)
+    server_of(child).kill()
+    assert child.wait(20)
+    assert child.exit_status == -signal.SIGKILL
+    child.start()
+    said(child)
+    assert child.running
+    server.close()
+    assert child.wait(20)
+
+
+def test_all_end_with_the_supervisor(tmp_path: Path, server: ForkServer) -> None:
+    code = f"""
+        import sys, threading
+        from pathlib import Path
+        from highwater.cli.child_process import ChildProcess
+        from highwater.cli.fork_server.forked_process import ForkServer
+        logs = Path({str(tmp_path)!r}) / "supervised"
+        child = ChildProcess("speaker", [sys.executable, "-m", "speaker", "--wait"], logs / "speaker",
+                             ForkServer({{"speaker": "speaker.process"}}, logs / "server"))
+        child.start()
+        print(child.pid, flush=True)
+        threading.Event().wait()
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        forking = psutil.Process(pid).ppid()
+        watched = [os.pidfd_open(pid), os.pidfd_open(forking)]
+        parent.kill()
+    try:
+        for handle in watched:
+            ended, _, _ = select.select([handle], [], [], 20)
+            assert ended
+    finally:
+        for handle in watched:
+            os.close(handle)
+
+
+def test_what_it_does_not_know_is_started_otherwise(server: ForkServer, tmp_path: Path) -> None:
+    for command in (["sh", "-c", "exit 4"], [sys.executable, "-m", "timeit", "--no-such-option"], [sys.executable]):
+        assert not server.forks(command)
+    child = ChildProcess("shell", ["sh", "-c", "exit 4"], tmp_path / "log", server)
+    child.start()
+    assert child.wait(20)
+    assert child.exit_status == 4
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    server = ForkServer({"speaker": "no_such_module"}, tmp_path / "fork-server.log")
+    with pytest.raises(UserError, match=r"fork-server\.log: ModuleNotFoundError: No module named 'no_such_module'"):
+        speaker(server, tmp_path).start()
+    server.close()
+
+
+def test_importing_the_services_starts_no_thread() -> None:
+    """Another thread's locks would stay held in a fork."""
+    code = """
+import json, os, sys
+from highwater.cli.fork_server.__main__ import prepare
+prepare(json.loads(sys.argv[1]))
+print(len(os.listdir("/proc/self/task")))
+"""
+    command = [sys.executable, "-c", code, json.dumps(list(PROGRAMS.values()))]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == "1\n"
