@@ -175,6 +175,12 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     server.close()
 
 
+def test_a_python_that_does_not_know_of_pidfds_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Conda's 3.11 was built."""
+    monkeypatch.delattr(os, "pidfd_open")
+    assert not forks_here()
+
+
 def test_importing_the_services_starts_no_thread() -> None:
     """Another thread's locks would stay held in a fork."""
     code = """

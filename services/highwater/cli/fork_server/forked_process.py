@@ -24,8 +24,9 @@ _END_TIMEOUT_S = 10.0
 
 
 def forks_here() -> bool:
-    """Whether this machine has what it takes: a Linux that lets a process be watched that is not one's child."""
-    if sys.platform != "linux":
+    """Whether this machine has what it takes: a Linux that lets a process be watched that is not one's child, and a
+    Python that was built with the headers of one (Conda's, and those that uv brings, may not be)."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
