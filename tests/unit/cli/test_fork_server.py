@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -33,16 +33,34 @@ def main():
 """
 
 
+Servers = Callable[..., ForkServer]
+
+
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    """Starts fork servers, of `speaker` and of modules that consist of the lines given."""
     package = tmp_path / "speaker"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "process.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    server = ForkServer({"speaker": "speaker.process"}, tmp_path / "logs" / "fork-server.log")
-    yield server
-    server.close()
+    started: list[ForkServer] = []
+
+    def start(**modules: str) -> ForkServer:
+        for name, lines in modules.items():
+            (tmp_path / f"{name}.py").write_text(lines)
+        programs = {"speaker": "speaker.process", **{name: name for name in modules}}
+        started.append(ForkServer(programs, tmp_path / "logs" / "fork-server.log"))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def server(servers: Servers) -> ForkServer:
+    return servers()
 
 
 def speaker(server: ForkServer, tmp_path: Path, *arguments: str) -> ChildProcess:
@@ -81,12 +99,29 @@ def test_it_is_seen_as_what_it_is_and_has_no_open_files_of_the_servers(server: F
     child.start()
     said(child)
     process = psutil.Process(child.pid)
-    assert " ".join(process.cmdline()).rstrip() == f"{sys.executable} -m speaker --wait"
+    assert " ".join(process.cmdline()) == f"{sys.executable} -m speaker --wait"
     files = {os.readlink(f"/proc/{child.pid}/fd/{number}") for number in os.listdir(f"/proc/{child.pid}/fd")}
     assert files == {"/dev/null", str(child.log_file)}
     child.terminate()
     assert child.wait(20)
     assert child.exit_status == 0  # as any service that is stopped before it has begun
+
+
+def test_it_is_named_as_it_is_by_itself_wherever_it_runs(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an environment of little room, and a directory whose name is no UTF-8."""
+    for variable in os.environ.keys() - {"PYTHONPATH"}:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), f"{Path(__file__).parents[3]}/services"]))
+    child = speaker(servers(), tmp_path, "--wait", "--set=log.dirs=/caf\udce9", f"--set=long={'a' * 3000}")
+    child.start()
+    said(child)
+    process = psutil.Process(child.pid)
+    assert " ".join(process.cmdline()) == " ".join(child.command)
+    assert process.name().startswith("python")  # what `top` and `killall` go by
+    assert process.environ()["PYTHONPATH"] == os.environ["PYTHONPATH"]
+    assert " ".join(server_of(child).cmdline()) == f"{sys.executable} -m highwater.cli.fork_server"
 
 
 def test_a_killed_one_is_told(server: ForkServer, tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ import socket
 import sys
 from typing import NamedTuple
 
-import setproctitle
-
+from highwater.cli.fork_server import process_title
 from highwater.rpc.process.entry import quiet_grpc, run_program
 
 LONGEST_MESSAGE = 1 << 17  # bytes
@@ -37,6 +36,7 @@ class Start(NamedTuple):
 
 
 def main() -> None:
+    process_title.show([sys.executable, "-m", "highwater.cli.fork_server"])
     requests = socket.socket(fileno=0)
     prepare(json.loads(requests.recv(LONGEST_MESSAGE) or "[]"))
     start = serve(requests)
@@ -92,7 +92,7 @@ def _become(start: Start) -> None:
     os.close(nothing)
     os.close(start.output)
     sys.argv = [start.module, *start.command[3:]]
-    setproctitle.setproctitle(" ".join(start.command))
+    process_title.show(start.command)
 
 
 if __name__ == "__main__":

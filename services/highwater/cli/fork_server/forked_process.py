@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from highwater.cli.fork_server import process_title
 from highwater.errors import UserError
 from highwater.rpc.process.local_process import tied_to_parent
 
@@ -52,7 +53,7 @@ class ForkServer:
         self._requests, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with child_end, self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                tied_to_parent([sys.executable, "-m", "highwater.cli.fork_server"]),
+                tied_to_parent([sys.executable, "-m", "highwater.cli.fork_server", process_title.ROOM]),
                 stdin=child_end.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
