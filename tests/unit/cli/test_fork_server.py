@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,11 +47,11 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     started: list[ForkServer] = []
 
-    def start(**modules: str) -> ForkServer:
+    def start(answer_timeout_s: float = 60.0, **modules: str) -> ForkServer:
         for name, lines in modules.items():
             (tmp_path / f"{name}.py").write_text(lines)
         programs = {"speaker": "speaker.process", **{name: name for name in modules}}
-        started.append(ForkServer(programs, tmp_path / "logs" / "fork-server.log"))
+        started.append(ForkServer(programs, tmp_path / "logs" / "fork-server.log", answer_timeout_s))
         return started[-1]
 
     yield start
@@ -164,6 +165,94 @@ def test_children_end_with_the_server_and_another_one_is_started(server: ForkSer
     assert child.running
     server.close()
     assert child.wait(20)
+
+
+def test_a_server_is_not_asked_for_what_an_earlier_one_started(server: ForkServer, tmp_path: Path) -> None:
+    first, second = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path, "--wait")
+    first.start()
+    second.start()
+    server_of(first).kill()
+    assert first.wait(20)
+    first.start()
+    assert second.wait(20)
+    assert second.exit_status == -signal.SIGKILL
+    assert first.running
+
+
+def test_ctrl_c_in_a_request_leaves_no_answer_for_the_next(server: ForkServer, tmp_path: Path) -> None:
+    first, second = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path, "--wait")
+    first.start()
+    said(first)
+    server_of(first).suspend()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            second.start()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    first.kill()
+    assert first.exit_status == -signal.SIGKILL
+    second.start()
+    said(second)
+    assert second.running
+
+
+def test_a_server_that_does_not_answer_is_ended(servers: Servers, tmp_path: Path) -> None:
+    server = servers(answer_timeout_s=2.0)
+    goes_on, ends = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path)
+    goes_on.start()
+    said(goes_on)
+    ends.start()
+    server_of(goes_on).suspend()
+    assert ends.wait(20)
+    assert goes_on.wait(20)
+    assert (ends.exit_status, goes_on.exit_status) == (-signal.SIGKILL, -signal.SIGKILL)
+    ends.start()
+    assert ends.wait(20)
+    assert ends.exit_status == 3
+
+
+def test_it_is_closed_while_it_imports(servers: Servers, tmp_path: Path) -> None:
+    server = servers(slow=f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)")
+    begun = time.monotonic()
+    server.close()
+    assert time.monotonic() - begun < 5
+    (tmp_path / "go").touch()
+    child = speaker(server, tmp_path)
+    child.start()
+    assert child.wait(20)
+
+
+def test_several_threads_may_start_what_a_killed_server_had(server: ForkServer, tmp_path: Path) -> None:
+    children = [speaker(server, tmp_path, "--wait") for _ in range(4)]
+    children[0].start()
+    server_of(children[0]).kill()
+    assert children[0].wait(20)
+    looked = threading.Event()
+    started = threading.Semaphore(0)
+
+    def start(child: ChildProcess) -> None:
+        child.start()
+        started.release()
+        looked.wait(60)  # the server ends with the thread that made it
+
+    threads = [threading.Thread(target=start, args=(child,)) for child in children]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in threads:
+            assert started.acquire(timeout=20)
+        assert all(child.running for child in children)
+        assert len({server_of(child) for child in children}) == 1
+    finally:
+        looked.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_all_end_with_the_supervisor(tmp_path: Path, server: ForkServer) -> None:

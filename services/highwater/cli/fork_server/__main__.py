@@ -20,9 +20,9 @@ import sys
 from typing import NamedTuple
 
 from highwater.cli.fork_server import process_title
+from highwater.cli.fork_server.forked_process import LONGEST_MESSAGE, MODULE
 from highwater.rpc.process.entry import quiet_grpc, run_program
 
-LONGEST_MESSAGE = 1 << 17  # bytes
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,7 +36,7 @@ class Start(NamedTuple):
 
 
 def main() -> None:
-    process_title.show([sys.executable, "-m", "highwater.cli.fork_server"])
+    process_title.show([sys.executable, "-m", MODULE])
     requests = socket.socket(fileno=0)
     prepare(json.loads(requests.recv(LONGEST_MESSAGE) or "[]"))
     start = serve(requests)

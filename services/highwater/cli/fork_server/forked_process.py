@@ -20,8 +20,10 @@ from highwater.cli.fork_server import process_title
 from highwater.errors import UserError
 from highwater.rpc.process.local_process import tied_to_parent
 
+MODULE = "highwater.cli.fork_server"
+LONGEST_MESSAGE = 1 << 17  # bytes
+_LONGEST_ANSWER = 1 << 10  # bytes
 _LOST = -signal.SIGKILL  # what its children die of when a fork server ends
-_END_TIMEOUT_S = 10.0
 
 
 def forks_here() -> bool:
@@ -37,29 +39,22 @@ def forks_here() -> bool:
 
 
 class ForkServer:
-    """A process that forks `programs`: the module that each of them is, by that which `python -m` runs. Where it has
-    ended, and what it had started with it, it is started again when it is next needed.
+    """A process that forks `programs`: the module that each of them is, by that which `python -m` runs. It has
+    `answer_timeout_s` for each answer, the first of which comes after its imports, and is ended where it gives none.
+    Where it has ended, and what it had started with it, it is started again when it is next needed.
 
     Start it, and what it starts, from the main thread: the kernel ties the server to the thread that made it."""
 
-    def __init__(self, programs: dict[str, str], log_file: Path) -> None:
+    def __init__(self, programs: dict[str, str], log_file: Path, answer_timeout_s: float = 60.0) -> None:
         self._programs = programs
         self._log_file = log_file
-        self._asking = threading.Lock()
-        self._launch()
+        self._answer_timeout_s = answer_timeout_s
+        self._starting = threading.Lock()
+        self._server = self._launched()
 
-    def _launch(self) -> None:
+    def _launched(self) -> _ServerProcess:
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        self._requests, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with child_end, self._log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                tied_to_parent([sys.executable, "-m", "highwater.cli.fork_server", process_title.ROOM]),
-                stdin=child_end.fileno(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone
-            )
-        self._requests.send(json.dumps(list(self._programs.values())).encode())
+        return _ServerProcess(list(self._programs.values()), self._log_file, self._answer_timeout_s)
 
     def forks(self, command: Sequence[str]) -> bool:
         """Whether it can start this command: `[sys.executable, "-m", module, ...]` with a module that it knows."""
@@ -67,46 +62,76 @@ class ForkServer:
 
     def start(self, command: Sequence[str], output: IO[bytes]) -> ForkedProcess:
         """Raises `UserError` where the server does not start."""
-        request = {"module": self._programs[command[2]], "command": list(command)}
-        for _ in range(2):
-            answer = self._ask(request, output.fileno())
-            # What was started is gone where the server was killed at once.
-            with contextlib.suppress(ProcessLookupError):
-                if answer is not None:
-                    return ForkedProcess(answer["pid"], self)
-            self.close()
-            self._launch()
-        said = self._log_file.read_text(errors="replace").splitlines()[-1:]
-        raise UserError(f"the process that starts services has ended, see {self._log_file}: {''.join(said)}")
-
-    def reap(self, pid: int) -> int:
-        """The status of a process that has ended, as `subprocess` has it."""
-        answer = self._ask({"reap": pid})
-        return _LOST if answer is None else int(answer["status"])
+        with self._starting:
+            for _ in range(2):
+                if self._server.ended:
+                    self._server = self._launched()
+                answer = self._server.ask(self._request(command), output.fileno())
+                if answer is None:
+                    continue
+                # What was started is gone where the server was killed at once.
+                with contextlib.suppress(ProcessLookupError):
+                    return ForkedProcess(answer["pid"], self._server)
+                self._server.end()
+            said = self._log_file.read_text(errors="replace").splitlines()[-1:]
+            raise UserError(f"the process that starts services has ended, see {self._log_file}: {''.join(said)}")
 
     def close(self) -> None:
         """Ends it, and with it what it has started."""
-        self._requests.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)
-        self._process.kill()
-        self._process.wait()
+        self._server.end()
 
-    def _ask(self, request: dict[str, Any], *files: int) -> dict[str, Any] | None:
-        """None where it has ended."""
+    def _request(self, command: Sequence[str]) -> bytes:
+        return json.dumps({"module": self._programs[command[2]], "command": list(command)}).encode()
+
+
+class _ServerProcess:
+    """One process that forks, with the socket to it."""
+
+    def __init__(self, modules: list[str], log_file: Path, answer_timeout_s: float) -> None:
+        self._requests, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.settimeout(answer_timeout_s)
+        with child_end, log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                tied_to_parent([sys.executable, "-m", MODULE, process_title.ROOM]),
+                stdin=child_end.fileno(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone
+            )
+        self._asking = threading.RLock()
+        with contextlib.suppress(OSError):  # it has ended already
+            self._requests.send(json.dumps(modules).encode())
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, request: bytes, *files: int) -> dict[str, Any] | None:
+        """None where it has ended. One that does not answer is ended, too, and one whose answer nobody waits for (after
+        Ctrl-C): it would be taken for the next."""
         with self._asking:
+            answer = b""
             try:
-                socket.send_fds(self._requests, [json.dumps(request).encode()], files)
-                answer = self._requests.recv(1 << 10)
+                socket.send_fds(self._requests, [request], files)
+                answer = self._requests.recv(_LONGEST_ANSWER)
             except OSError:
                 return None
+            finally:
+                if not answer:
+                    self.end()
         return json.loads(answer) if answer else None
+
+    def end(self) -> None:
+        self._process.kill()  # at first, so that nobody waits for an answer
+        with self._asking:
+            self._requests.close()
+            self._process.wait()
 
 
 class ForkedProcess:
     """One that a fork server has started, with the part of `subprocess.Popen` that a supervisor needs."""
 
-    def __init__(self, pid: int, server: ForkServer) -> None:
+    def __init__(self, pid: int, server: _ServerProcess) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._server = server
@@ -137,11 +162,19 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._handle, number)
 
     def _wait_ms(self, timeout_ms: int | None) -> int | None:
-        if self.returncode is None:
-            waiting = select.poll()  # `select.select` takes no descriptor above 1,023
-            waiting.register(self._handle, select.POLLIN)
-            if waiting.poll(timeout_ms):
-                with self._reaping:
-                    if self.returncode is None:
-                        self.returncode = self._server.reap(self.pid)
+        if self.returncode is None and _readable(self._handle, timeout_ms):
+            with self._reaping:
+                if self.returncode is None:
+                    self.returncode = self._reaped()
         return self.returncode
+
+    def _reaped(self) -> int:
+        """The status of this process, which has ended, as `subprocess` has it."""
+        answer = self._server.ask(json.dumps({"reap": self.pid}).encode())
+        return _LOST if answer is None else int(answer["status"])
+
+
+def _readable(descriptor: int, timeout_ms: int | None) -> bool:
+    waiting = select.poll()  # `select.select` takes no descriptor above 1,023
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(timeout_ms))
