@@ -8,6 +8,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,8 +19,10 @@ import pytest
 from command_line import Result, runner
 from running_cluster import HIGHWATER
 
-from highwater.cli.local_cluster import LocalCluster
+from highwater.cli import local_cluster
+from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin, Consumer, Producer
+from highwater.metadata.local import etcd_healthy
 from highwater.rpc.process.local_process import free_ports
 
 ENDED_S = 20.0
@@ -151,6 +154,18 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
             starting.process.send_signal(signal.SIGINT)
             assert starting.process.wait(ENDED_S) == 130
         assert starting.process.communicate() == ("", "interrupted while it was starting: everything is stopped\n")
+
+
+def test_ctrl_c_while_the_programs_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes."""
+    before = psutil.Process().children()
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(local_cluster, "PROGRAMS", {"highwater.controller": "slow"})
+    cluster = LocalCluster(LocalClusterSettings(tmp_path / "data", brokers=1, port=0))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.start(cancelled=lambda: etcd_healthy(cluster.etcd))
+    assert psutil.Process().children() == before
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,9 @@ class LocalCluster:
         self._start_process("etcd")
         progress("etcd")
         self._await("etcd", lambda: etcd_healthy(self.etcd, tls=etcd_tls), deadline, ["etcd"])
+        if self._fork_server is not None:
+            server = self._fork_server
+            self._await("services' programs", lambda: server.ready, deadline, ["etcd"])
         for controller in range(wanted.controllers):
             self._start_process(controller_name(controller))
         for broker in range(1, len(ports) + 1):

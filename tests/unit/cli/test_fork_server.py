@@ -217,15 +217,18 @@ def test_a_server_that_does_not_answer_is_ended(servers: Servers, tmp_path: Path
     assert ends.exit_status == 3
 
 
-def test_it_is_closed_while_it_imports(servers: Servers, tmp_path: Path) -> None:
+def test_it_is_ready_when_it_has_imported_all_and_closed_before(servers: Servers, tmp_path: Path) -> None:
     server = servers(slow=f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)")
+    assert not server.ready
     begun = time.monotonic()
     server.close()
     assert time.monotonic() - begun < 5
+    assert server.ready  # to say that it has ended
     (tmp_path / "go").touch()
     child = speaker(server, tmp_path)
     child.start()
     assert child.wait(20)
+    assert server.ready
 
 
 def test_several_threads_may_start_what_a_killed_server_had(server: ForkServer, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The process that forks: `python -m highwater.cli.fork_server`, with a socket as its standard input, whose other end
 is `forked_process.ForkServer`.
 
-The first message lists the modules that it imports. A request to start names one of them, has the command line for
-whoever looks at processes, and brings the file that output goes to; it is answered with a process id. A request to reap
-waits for a process that has ended, which until then keeps its id, and is answered with its status. The server ends when
-the socket is closed, and its children never outlive it.
+The first message lists the modules that it imports; it is answered when that is done. A request to start names one of
+them, has the command line for whoever looks at processes, and brings the file that output goes to; it is answered with
+a process id. A request to reap waits for a process that has ended, which until then keeps its id, and is answered with
+its status. The server ends when the socket is closed, and its children never outlive it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def main() -> None:
     process_title.show([sys.executable, "-m", MODULE])
     requests = socket.socket(fileno=0)
     prepare(json.loads(requests.recv(LONGEST_MESSAGE) or "[]"))
+    requests.send(b"{}")
     start = serve(requests)
     if start is not None:
         _become(start)

@@ -56,6 +56,11 @@ class ForkServer:
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         return _ServerProcess(list(self._programs.values()), self._log_file, self._answer_timeout_s)
 
+    @property
+    def ready(self) -> bool:
+        """Tells whether `start` answers at once, be it with an error."""
+        return self._server.ready
+
     def forks(self, command: Sequence[str]) -> bool:
         """Whether it can start this command: `[sys.executable, "-m", module, ...]` with a module that it knows."""
         return len(command) > 2 and list(command[:2]) == [sys.executable, "-m"] and command[2] in self._programs
@@ -99,8 +104,15 @@ class _ServerProcess:
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
             )
         self._asking = threading.RLock()
+        self._prepared = False  # it has said so
         with contextlib.suppress(OSError):  # it has ended already
             self._requests.send(json.dumps(modules).encode())
+
+    @property
+    def ready(self) -> bool:
+        """Also where it has ended."""
+        with self._asking:
+            return self._prepared or self.ended or _readable(self._requests.fileno(), 0)
 
     @property
     def ended(self) -> bool:
@@ -112,6 +124,8 @@ class _ServerProcess:
         with self._asking:
             answer = b""
             try:
+                if not self._prepared:
+                    self._prepared = bool(self._requests.recv(_LONGEST_ANSWER))
                 socket.send_fds(self._requests, [request], files)
                 answer = self._requests.recv(_LONGEST_ANSWER)
             except OSError:
