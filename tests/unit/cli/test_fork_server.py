@@ -179,6 +179,22 @@ def test_a_server_is_not_asked_for_what_an_earlier_one_started(server: ForkServe
     assert first.running
 
 
+def test_children_are_reaped_though_the_supervisor_was_started_without_sigchld(
+    servers: Servers, tmp_path: Path
+) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        server = servers()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    goes_on, ends = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path)
+    goes_on.start()
+    ends.start()
+    assert ends.wait(20)
+    assert ends.exit_status == 3
+    assert goes_on.running
+
+
 def test_ctrl_c_in_a_request_leaves_no_answer_for_the_next(server: ForkServer, tmp_path: Path) -> None:
     first, second = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path, "--wait")
     first.start()

@@ -36,6 +36,8 @@ class Start(NamedTuple):
 
 
 def main() -> None:
+    # Whoever started the supervisor may have ignored it, and children would be gone before they are reaped.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process_title.show([sys.executable, "-m", MODULE])
     requests = socket.socket(fileno=0)
     prepare(json.loads(requests.recv(LONGEST_MESSAGE) or "[]"))
