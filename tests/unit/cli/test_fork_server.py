@@ -247,6 +247,29 @@ def test_it_is_ready_when_it_has_imported_all_and_closed_before(servers: Servers
     assert server.ready
 
 
+def test_where_nothing_can_be_forked_the_others_go_on(servers: Servers, tmp_path: Path) -> None:
+    module = f"""
+import os
+fork = os.fork
+def full():
+    if os.path.exists({str(tmp_path / "full")!r}):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = full
+"""
+    server = servers(full=module)
+    first, second = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path)
+    first.start()
+    (tmp_path / "full").touch()
+    with pytest.raises(BlockingIOError):
+        second.start()
+    assert first.running
+    (tmp_path / "full").unlink()
+    second.start()
+    assert second.wait(20)
+    assert first.running
+
+
 def test_several_threads_may_start_what_a_killed_server_had(server: ForkServer, tmp_path: Path) -> None:
     children = [speaker(server, tmp_path, "--wait") for _ in range(4)]
     children[0].start()

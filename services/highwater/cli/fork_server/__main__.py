@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from highwater.cli.fork_server import process_title
 from highwater.cli.fork_server.forked_process import LONGEST_MESSAGE, MODULE
@@ -66,17 +66,22 @@ def serve(requests: socket.socket) -> Start | None:
         if not message:
             return None
         request = json.loads(message)
+        answer: dict[str, Any]
         if "reap" in request:
             _, status = os.waitpid(request["reap"], 0)
             answer = {"status": os.waitstatus_to_exitcode(status)}
         else:
-            child = os.fork()
-            if not child:
-                _end_with(server)
-                requests.detach()  # `_become` puts another file in its place
-                return Start(request["module"], request["command"], files[0])
+            try:
+                child = os.fork()
+            except OSError as error:  # for want of memory or of processes: those that run go on
+                answer = {"errno": error.errno}
+            else:
+                if not child:
+                    _end_with(server)
+                    requests.detach()  # `_become` puts another file in its place
+                    return Start(request["module"], request["command"], files[0])
+                answer = {"pid": child}
             os.close(files[0])
-            answer = {"pid": child}
         requests.send(json.dumps(answer).encode())
 
 

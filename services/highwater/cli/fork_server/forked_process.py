@@ -66,7 +66,7 @@ class ForkServer:
         return len(command) > 2 and list(command[:2]) == [sys.executable, "-m"] and command[2] in self._programs
 
     def start(self, command: Sequence[str], output: IO[bytes]) -> ForkedProcess:
-        """Raises `UserError` where the server does not start."""
+        """Raises `UserError` where the server does not start, `OSError` where the machine has no room for a process."""
         with self._starting:
             for _ in range(2):
                 if self._server.ended:
@@ -74,6 +74,8 @@ class ForkServer:
                 answer = self._server.ask(self._request(command), output.fileno())
                 if answer is None:
                     continue
+                if "errno" in answer:
+                    raise OSError(answer["errno"], os.strerror(answer["errno"]))
                 # What was started is gone where the server was killed at once.
                 with contextlib.suppress(ProcessLookupError):
                     return ForkedProcess(answer["pid"], self._server)
