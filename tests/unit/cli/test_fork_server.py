@@ -125,6 +125,16 @@ def test_it_is_named_as_it_is_by_itself_wherever_it_runs(
     assert " ".join(server_of(child).cmdline()) == f"{sys.executable} -m highwater.cli.fork_server"
 
 
+def test_its_messages_name_the_program_that_was_run(tmp_path: Path) -> None:
+    server = ForkServer({"highwater.fetcher": "highwater.fetcher.process"}, tmp_path / "fork-server.log")
+    command = [sys.executable, "-m", "highwater.fetcher", "--help"]
+    child = ChildProcess("fetcher", command, tmp_path / "fetcher.log", server)
+    child.start()
+    assert child.wait(20)
+    server.close()
+    assert child.log_file.read_text().startswith("usage: python -m highwater.fetcher [-h]")
+
+
 def test_a_killed_one_is_told(server: ForkServer, tmp_path: Path) -> None:
     child = speaker(server, tmp_path, "--wait")
     child.start()

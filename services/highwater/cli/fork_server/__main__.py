@@ -100,6 +100,8 @@ def _become(start: Start) -> None:
     os.close(nothing)
     os.close(start.output)
     sys.argv = [start.module, *start.command[3:]]
+    # By this the program's messages know what was run.
+    sys.modules["__main__"].__spec__ = sys.modules[start.command[2]].__spec__
     process_title.show(start.command)
 
 
