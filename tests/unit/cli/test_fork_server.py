@@ -338,6 +338,7 @@ def test_all_end_with_the_supervisor(tmp_path: Path, server: ForkServer) -> None
 def test_what_it_does_not_know_is_started_otherwise(server: ForkServer, tmp_path: Path) -> None:
     for command in (["sh", "-c", "exit 4"], [sys.executable, "-m", "timeit", "--no-such-option"], [sys.executable]):
         assert not server.forks(command)
+    assert not server.forks([sys.executable, "-m", "speaker", *["x" * 50_000] * 3])  # more than a message holds
     child = ChildProcess("shell", ["sh", "-c", "exit 4"], tmp_path / "log", server)
     child.start()
     assert child.wait(20)

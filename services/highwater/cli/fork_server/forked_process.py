@@ -63,7 +63,12 @@ class ForkServer:
 
     def forks(self, command: Sequence[str]) -> bool:
         """Whether it can start this command: `[sys.executable, "-m", module, ...]` with a module that it knows."""
-        return len(command) > 2 and list(command[:2]) == [sys.executable, "-m"] and command[2] in self._programs
+        return (
+            len(command) > 2
+            and list(command[:2]) == [sys.executable, "-m"]
+            and command[2] in self._programs
+            and len(self._request(command)) <= LONGEST_MESSAGE
+        )
 
     def start(self, command: Sequence[str], output: IO[bytes]) -> ForkedProcess:
         """Raises `UserError` where the server does not start, `OSError` where the machine has no room for a process."""
