@@ -157,14 +157,20 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_the_programs_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long that takes."""
+    """However long that takes; another start follows."""
     before = psutil.Process().children()
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    monkeypatch.setattr(local_cluster, "PROGRAMS", {"highwater.controller": "slow"})
     cluster = LocalCluster(LocalClusterSettings(tmp_path / "data", brokers=1, port=0))
-    with pytest.raises(KeyboardInterrupt):
-        cluster.start(cancelled=lambda: etcd_healthy(cluster.etcd))
+    with monkeypatch.context() as slowly:
+        slowly.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+        slowly.setattr(local_cluster, "PROGRAMS", {"highwater.controller": "slow"})
+        with pytest.raises(KeyboardInterrupt):
+            cluster.start(cancelled=lambda: etcd_healthy(cluster.etcd))
+    assert psutil.Process().children() == before
+    try:
+        cluster.start()
+    finally:
+        cluster.stop()
     assert psutil.Process().children() == before
 
 

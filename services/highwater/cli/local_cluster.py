@@ -207,6 +207,7 @@ class LocalCluster:
         self.etcd = f"{etcd_host}:{etcd_client}"
         etcd_tls = None if self._etcd_authority is None else self._etcd_authority.issue("etcd", _names_of(etcd_host))
         self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, etcd_host, tls=etcd_tls))
+        self._client_addresses = []  # none of a start before this
         # All settings are checked before anything starts.
         for controller in range(wanted.controllers):
             self._add_controller(controller)
