@@ -229,7 +229,7 @@ def test_ctrl_c_in_a_request_leaves_no_answer_for_the_next(server: ForkServer, t
 
 
 def test_a_server_that_does_not_answer_is_ended(servers: Servers, tmp_path: Path) -> None:
-    server = servers(answer_timeout_s=2.0)
+    server = servers(answer_timeout_s=4.0)
     goes_on, ends = speaker(server, tmp_path, "--wait"), speaker(server, tmp_path)
     goes_on.start()
     said(goes_on)
