@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Start(NamedTuple):
-    """What a child is to become."""
+    """The program that a child is to become."""
 
     module: str
     command: list[str]

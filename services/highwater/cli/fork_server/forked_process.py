@@ -27,8 +27,8 @@ _LOST = -signal.SIGKILL  # what its children die of when a fork server ends
 
 
 def forks_here() -> bool:
-    """Whether this machine has what it takes: a Linux that lets a process be watched that is not one's child, and a
-    Python that was built with the headers of one (Conda's, and those that uv brings, may not be)."""
+    """Tells whether this machine has what it takes: a Linux that lets a process be watched that is not one's child, and
+    a Python that was built with the headers of one (Conda's, and those that uv brings, may not be)."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return False
     try:
@@ -62,7 +62,8 @@ class ForkServer:
         return self._server.ready
 
     def forks(self, command: Sequence[str]) -> bool:
-        """Whether it can start this command: `[sys.executable, "-m", module, ...]` with a module that it knows."""
+        """Tells whether it can start this: `[sys.executable, "-m", module, ...]`, a module that it knows, and no longer
+        than a message."""
         return (
             len(command) > 2
             and list(command[:2]) == [sys.executable, "-m"]
