@@ -231,9 +231,12 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def ListGroups(self, request: group_pb2.ListGroupsRequest, context: Context) -> group_pb2.ListGroupsResponse:
         groups, missing = await self._coordinator.list_groups(wire.states_of(request.states))
         access = self._access(context)
-        if access is not None and not access.may_cluster(Operation.DESCRIBE):
-            groups = [each for each in groups if access.may_group(Operation.DESCRIBE, each.group)]
-        return group_pb2.ListGroupsResponse(error=wire.error_of(missing), groups=map(wire.listed, groups))
+        sees_all = access is None or access.may_cluster(Operation.DESCRIBE)
+        response = group_pb2.ListGroupsResponse(error=wire.error_of(missing))
+        async for each in by_turns(groups):
+            if sees_all or (access is not None and access.may_group(Operation.DESCRIBE, each.group)):
+                response.groups.append(wire.listed(each))
+        return response
 
     async def DescribeGroups(
         self, request: group_pb2.DescribeGroupsRequest, context: Context
