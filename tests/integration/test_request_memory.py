@@ -24,8 +24,8 @@ pytestmark = pytest.mark.alone
 MIB = 1 << 20
 LARGEST, CALLS = 2 * MIB, 40
 OF_CLIENTS = CALLS - CALLS // OWN_PLACES
-# Sockets, tables of calls, what malloc keeps; and what comes in before a stream is refused, which is up to a window of 4
-# MiB of each: 21 to 33 MB in all on a quiet machine, 59 and 62 where the process was kept from running.
+# Sockets, tables of calls, what malloc keeps; and what comes in before a stream is refused, which is up to a window of
+# 4 MiB of each: 21 to 33 MB in all on a quiet machine, 59 and 62 where the process was kept from running.
 SLACK = 48 * MIB + KEPT_BYTES
 DEADLINE_S = 20
 
