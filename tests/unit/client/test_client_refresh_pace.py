@@ -7,6 +7,7 @@ from highwater.client.cluster.refresh_pace import (
     MAX_REFRESH_INTERVAL_S,
     MAX_SLOW_REFRESH_INTERVAL_S,
     MIN_REFRESH_INTERVAL_S,
+    SAME_ANSWERS,
     RefreshPace,
 )
 
@@ -34,10 +35,12 @@ def test_the_first_may_begin_at_once() -> None:
 
 def test_answers_that_stay_the_same_make_it_rarer() -> None:
     asker = Asker()
-    pauses = [asker.refresh(answer()) for _ in range(5)]
-    assert pauses[0] == MIN_REFRESH_INTERVAL_S
+    pauses = [asker.refresh(answer()) for _ in range(SAME_ANSWERS + 5)]
+    assert pauses[:SAME_ANSWERS] == [MIN_REFRESH_INTERVAL_S] * SAME_ANSWERS
+    assert pauses[SAME_ANSWERS] > MIN_REFRESH_INTERVAL_S
     assert pauses == sorted(pauses)
     assert pauses[-1] == MAX_REFRESH_INTERVAL_S
+    assert asker.refresh(answer(controller_id=1)) == MIN_REFRESH_INTERVAL_S
     assert asker.refresh(answer(controller_id=1)) == MIN_REFRESH_INTERVAL_S
 
 
