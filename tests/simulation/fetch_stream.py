@@ -157,7 +157,7 @@ class FetchStreamServer:
     async def _results(self, params: FetchParams) -> list[FetchedPart]:
         """As `FetchHandler.answer`."""
         owner, fetch_handler = self.owner, self.owner.fetch_handler
-        deadline_ms = owner.now_ms + params.max_wait_ms
+        deadline_ms = owner.now_ms + params.hold_ms(owner.replica_manager.settings)
         while True:
             read = await self._read(params)
             if read.complete or params.wait.ended or self._ended or owner.now_ms >= deadline_ms:

@@ -159,6 +159,7 @@ def draw(random: Random) -> Settings:
         settings.fault_gap_ms = 800
         settings.partition = replace(settings.partition, replica_lag_time_max_ms=1000)
     settings.fence_turn_ms = random.choice((0, 0, 50, 300))
+    settings.fetch_wait_ms = random.choice((500, 500, 500, 10_000))  # of which a leader takes a second at most
     return settings
 
 

@@ -18,6 +18,7 @@ from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.partition import actions as act
 from highwater.replica_manager.partition.actions import (
     FenceAnswer,
     Instruction,
@@ -30,9 +31,9 @@ from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests import session_fetch
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
-from highwater.replica_manager.requests.session_fetch import REPLICA_MAX_WAIT_MS, SessionAnswer, SessionFetch
+from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
 from highwater.replica_manager.requests.session_roles import Place, ReplicaRole
-from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
+from highwater.replica_manager.responses.fetch_parts import NO_PIECES, FetchedPart, FetchPart, FetchRole
 from highwater.replica_manager.responses.response_reads import PartRead
 from highwater.telemetry.metrics import Metrics
 
@@ -52,7 +53,8 @@ class Leader:
         self.now_ms = 0
         self.max_bytes = 1_000
         self.reading = asyncio.Event()
-        nothing: Any = SimpleNamespace(committed=None, send=None, submit=lambda *_: None)
+        self.isr_writes: list[act.WriteIsr] = []
+        nothing: Any = SimpleNamespace(committed=None, send=None, submit=lambda *_: None, write=self._write_isr)
         self.replica_manager = ReplicaManager(
             1,
             PartitionSettings(min_insync_replicas=1),
@@ -78,6 +80,17 @@ class Leader:
         session = self.replica_manager.sessions.open(2, 102, 0)
         role = ReplicaRole(self.replica_manager, session, handler.note_place)
         self.fetch = SessionFetch(self.replica_manager, role, self._read, max_bytes=1_000)
+
+    def _write_isr(self, key: PartitionKey, topic: str, action: act.WriteIsr, settled: object) -> None:
+        self.isr_writes.append(action)
+
+    def take_settings(self, **settings: int) -> None:
+        self.replica_manager.settings_changed(
+            PartitionSettings(min_insync_replicas=1, **settings),
+            message_max_bytes=1 << 20,
+            cleanup_policy="delete",
+            tail_cache_bytes=0,
+        )
 
     def hosted(self, number: int) -> HostedPartition:
         return self.replica_manager.hosted[key(number)]
@@ -161,22 +174,48 @@ async def test_a_request_that_names_nothing_waits_for_what_was_named_before(lead
     assert answer.results[0].log_end_offset == 4
 
 
-async def test_no_request_is_held_for_so_long_that_its_replica_seems_silent(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_request_is_held_for_so_long_that_its_replica_seems_silent(leader: Leader) -> None:
     """Whatever `replica.fetch.wait.max.ms` is: who leads a partition of `__consumer_offsets` serves no group while a
     replica in sync seems to follow no more (RULES 11.12), and with nothing to read each seemed so again and again."""
-    assert leader.replica_manager.settings.session_silent_ms > REPLICA_MAX_WAIT_MS
-    monkeypatch.setattr("highwater.replica_manager.requests.session_fetch.REPLICA_MAX_WAIT_MS", 20)
+    leader.take_settings(replica_lag_time_max_ms=180)
+    held_ms = leader.replica_manager.settings.longest_hold_ms
     await leader.opened()
     waiting = await leader.waits(leader.asks({}))
-    leader.now_ms += 20
+    leader.now_ms += held_ms
     leadership = leader.hosted(0).partition.leadership
     assert leadership is not None
-    assert not leadership.is_followed(leader.now_ms, 19)
+    assert not leadership.is_followed(leader.now_ms, held_ms - 1)
     await asyncio.wait_for(waiting, 1)
     leader.asks({})  # the next one
-    assert leadership.is_followed(leader.now_ms, 19)
+    assert leadership.is_followed(leader.now_ms, held_ms - 1)
+
+
+async def test_nor_is_one_that_names_all_partitions(leader: Leader) -> None:
+    """That of a fetcher that knows no incremental sessions."""
+    leader.take_settings(replica_lag_time_max_ms=180)
+    handler = FetchHandler(leader.replica_manager, ReplicaManagerMetrics(Metrics("test")), max_bytes=1_000)
+    params = FetchParams(FetchRole.REPLICA, [FetchPart(key(0), EPOCH, 0, 0, 0, -1, 0)], LONG_MS, 1, 1_000, True)
+    params.session = leader.replica_manager.sessions.open(2, 102, 0)
+    handler.note_follower(params)
+    (found,) = await asyncio.wait_for(handler.answer(params), 1)
+    assert (found.error, found.pieces) == (ErrorCode.NONE, NO_PIECES)
+
+
+@pytest.mark.parametrize("lag_ms", [160, 400, 900, 10_000])
+async def test_a_replica_with_nothing_to_read_stays_in_the_isr_whatever_the_lag_may_be(
+    leader: Leader, lag_ms: int
+) -> None:
+    """Its requests come as seldom as the leader answers them."""
+    leader.take_settings(replica_lag_time_max_ms=lag_ms)
+    held_ms = leader.replica_manager.settings.longest_hold_ms
+    assert held_ms <= 1_000
+    await leader.opened()
+    for _ in range(3):
+        leader.asks({})
+        for _ in range(held_ms // 10):
+            leader.now_ms += 10
+            leader.replica_manager.tick()
+    assert leader.isr_writes == []
 
 
 async def test_what_grew_while_no_request_waited_is_answered_at_once(leader: Leader) -> None:

@@ -19,6 +19,7 @@ from highwater.model.partition import PartitionKey
 UNKNOWN_OFFSET = -1
 NEVER_MS = -(1 << 62)  # before any `now_ms`
 FAR_MS = 1 << 62  # after any `now_ms`
+SHORTEST_HOLD_MS = 100  # of a replica's request: below it, asking would be all that the brokers do
 
 
 # ---------------------------------------------------------------------------------------------------- events' values
@@ -39,6 +40,12 @@ class PartitionSettings:
         """Without a request for so long, what a session repeats is looked at by its time: before, its next request may
         yet be in time for all of it (RULES 5.6)."""
         return min(self.silent_ms, self.replica_lag_time_max_ms)
+
+    @property
+    def longest_hold_ms(self) -> int:
+        """No request of a replica is held back for longer, or one in sync with nothing to read would seem silent (RULES
+        4.11); a third of the time is for the way of the next one."""
+        return max(2 * self.session_silent_ms // 3, SHORTEST_HOLD_MS)
 
 
 @dataclass(frozen=True, slots=True)

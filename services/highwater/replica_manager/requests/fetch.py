@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import ReadAnswer, StorageUnavailableError
-from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict, FollowerFetch
+from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict, FollowerFetch, PartitionSettings
 from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
@@ -82,6 +82,11 @@ class FetchParams:
     access: Access | None = None  # of a consumer; None: nobody is asked what it may read
     span: Span | None = None  # where it is traced; whoever sends the answer ends it
     client_id: str = ""
+
+    def hold_ms(self, settings: PartitionSettings) -> int:
+        """Returns for how long it may wait for what it lacks."""
+        longest_ms = settings.longest_hold_ms if self.role is FetchRole.REPLICA else MAX_WAIT_MS
+        return min(max(self.max_wait_ms, 0), longest_ms)
 
 
 class FetchHandler:
@@ -192,7 +197,7 @@ class FetchHandler:
 
     async def _answer(self, params: FetchParams) -> list[FetchedPart]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(max(params.max_wait_ms, 0), MAX_WAIT_MS) / 1000
+        deadline = loop.time() + params.hold_ms(self._replica_manager.settings) / 1000
         waiting: Waiting[WaitingFetch] | None = None
         try:
             while True:

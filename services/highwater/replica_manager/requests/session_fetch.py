@@ -14,7 +14,7 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import LEADER_IS_ELSEWHERE, MAX_WAIT_MS, FetchParams
+from highwater.replica_manager.requests.fetch import LEADER_IS_ELSEWHERE, FetchParams
 from highwater.replica_manager.requests.session_look import Found, Look
 from highwater.replica_manager.requests.session_roles import Owed, Place, SessionRole
 from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart
@@ -30,8 +30,6 @@ TOLD_AT_ONCE = 1_000
 # second all the same: what is throttled, or for whom commits wait, may be others by then.
 HELD_AT_ONCE = 100
 LONGEST_HOLD_MS = 500
-# A replica whose request is held for longer seems silent (RULES 4.11), and to follow no more (RULES 11.12).
-REPLICA_MAX_WAIT_MS = 1_000
 SHORTEST_WAIT_S = 0.005  # for a throttle: the clock's steps are a millisecond
 
 
@@ -194,8 +192,7 @@ class SessionFetch:
         else when they are, the time is up or `params.wait` is ended. Where there is no room for what can be read, it
         waits for that, and answers without data where none comes in time."""
         now_ms = self._replica_manager.now_ms
-        longest_ms = MAX_WAIT_MS if self._role.below_high_watermark else REPLICA_MAX_WAIT_MS
-        deadline_ms = now_ms() + min(max(params.max_wait_ms, 0), longest_ms)
+        deadline_ms = now_ms() + params.hold_ms(self._replica_manager.settings)
         sessions = self._replica_manager.purgatory.sessions
         self._answering = params
         try:
