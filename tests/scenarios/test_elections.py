@@ -15,6 +15,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     error T-0 1                          answers it with a storage error
     log-offline T-0 1                    answers it with the error that its log is offline
     log-damaged T-0 1                    answers it with the error that its log is damaged and waits to be cut
+    kept-damaged T-0 1                   answers it without an error: its log is damaged, and it serves as it is
     reports-offline-logs 1               its registration says that more of its logs are offline
     silent T-0 1                         has not answered it for 5 s
     leader-writes T-0 isr=1,2 [elr=3]    the leader changes the ISR, and the controller sees it
@@ -243,6 +244,9 @@ class World:
 
     def log_damaged(self, partition: str, broker: str) -> list[Action]:
         return self._answered(partition, broker, ErrorCode.LOG_STORAGE_ERROR, None, log_damaged=True)
+
+    def kept_damaged(self, partition: str, broker: str) -> list[Action]:
+        return self._answered(partition, broker, ErrorCode.NONE, None, log_damaged=True)
 
     def reports_offline_logs(self, broker: str) -> list[Action]:
         broker_id = int(broker)

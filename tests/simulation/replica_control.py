@@ -474,12 +474,8 @@ class Control:
                 if hosted.fencing is not None:
                     outcome = (await hosted.fencing).error  # type: ignore[misc]
                 tail = hosted.log_tail
-            offline = instruction.key in self.owner.replica_manager.offline_logs
-            damaged = instruction.key in self.owner.replica_manager.damaged_logs
-            if outcome is ErrorCode.NONE and (offline or damaged):
-                outcome = ErrorCode.LOG_STORAGE_ERROR
-            failed = outcome is ErrorCode.LOG_STORAGE_ERROR
-            outcomes[instruction.key] = (outcome, tail, failed and offline, failed and damaged)
+            condition = self.owner.replica_manager.condition(instruction.key, outcome)
+            outcomes[instruction.key] = (condition.error, tail, condition.offline, condition.damaged)
         reply((ErrorCode.NONE, outcomes))
 
     async def _stop_replica(self, reply: Reply, controller_epoch: int, broker_epoch: int, stops: Sequence[Any]) -> None:

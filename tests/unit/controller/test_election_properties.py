@@ -37,6 +37,7 @@ def electorates(draw: st.DrawFn) -> Electorate:
         draw(subsets) & live,
         tails,
         draw(subsets),
+        draw(subsets),
     )
 
 
@@ -91,6 +92,22 @@ def test_an_election_keeps_the_invariants(situation: tuple[PartitionState, Elect
 
 
 @given(situations(), policies)
+def test_a_damaged_log_leads_only_where_no_sound_member_can(
+    situation: tuple[PartitionState, Electorate], policy: ElectionPolicy
+) -> None:
+    """RULES 7.6. That costs the ISR nobody who is there."""
+    state, electorate = situation
+    new = elect(state, electorate, policy, 7) or state
+    sound = set(electorate.eligible) - electorate.damaged - electorate.tail_lost
+    if new.leader in electorate.damaged:
+        assert sound.isdisjoint(state.isr)
+    if not leader_failed(state, electorate) and new.leader != state.leader:
+        staying = set(state.isr) & set(electorate.present) - electorate.tail_lost
+        assert {new.leader, state.leader} <= set(new.isr) | set(electorate.shutting_down)
+        assert staying - set(electorate.shutting_down) <= set(new.isr)
+
+
+@given(situations(), policies)
 def test_a_leaving_member_is_in_the_isr_exactly_where_that_needs_it(
     situation: tuple[PartitionState, Electorate], policy: ElectionPolicy
 ) -> None:
@@ -133,12 +150,13 @@ def test_the_preferred_leader_takes_over_only_from_the_isr(
 ) -> None:
     state, electorate = situation
     new = elect_preferred(state, electorate, policy, 7)
-    may = electorate.replicas[0] in electorate.eligible and electorate.replicas[0] in state.isr
+    preferred = electorate.replicas[0]
+    may = preferred in electorate.eligible and preferred in state.isr and preferred not in electorate.damaged
     if new is None:
-        assert not may or state.leader == electorate.replicas[0]
+        assert not may or state.leader == preferred
     else:
         assert may
-        assert new.leader == electorate.replicas[0]
+        assert new.leader == preferred
         assert new.leader_epoch == state.leader_epoch + 1
 
 

@@ -133,7 +133,7 @@ class World:
     def __init__(self, isr: Sequence[int] = (1, 2, 3), minimum: int = 2, live: Sequence[int] = (1, 2, 3)) -> None:
         self.now_ms = 1_000_000
         self.broker_epoch: int | None = 7
-        self.registrations = self.counted_anew = 0
+        self.registrations = self.counted_anew = self.reports = 0
         self.left: list[PartitionKey] = []
         self.in_etcd: PartitionState | Exception | None = state((2, 3))
         self.read: Callable[[], None] = lambda: None  # before etcd's answer arrives
@@ -157,6 +157,7 @@ class World:
             read_state=self._read_state,
             broker_epoch=lambda: self.broker_epoch,
             dropped=self._count_anew,
+            report=self._report,
             now_ms=lambda: self.now_ms,
         )
 
@@ -168,6 +169,9 @@ class World:
     def _register_anew(self) -> None:
         self.registrations += 1
         self.broker_epoch = None
+
+    def _report(self) -> None:
+        self.reports += 1
 
     def _count_anew(self) -> None:
         self.counted_anew += 1
@@ -302,6 +306,37 @@ async def test_while_nobody_leads_it_does_not_register_anew() -> None:
     world.know(state((2, 3), epoch=7))
     world.logs.tick()
     assert (world.left, world.registrations) == ([KEY], 1)
+
+
+async def test_a_leader_that_the_isr_cannot_spare_tells_the_controller_once() -> None:
+    """Which lets another member lead: what this one cannot read no replica that joins could copy (RULES 7.6)."""
+    world = World((1, 2))
+    await world.begun()
+    assert (world.registrations, world.reports) == (0, 0)  # another leads
+    world.know(state((1,), leader=ME, epoch=6))
+    world.logs.tick()
+    assert world.reports == 0  # nobody else could
+    world.know(state((1, 2), leader=ME, epoch=7))
+    world.logs.tick()
+    world.logs.tick()
+    assert (world.registrations, world.reports) == (0, 1)
+    assert world.logs.is_damaged(KEY)
+    assert KEY not in world.logs
+    world.logs.restarted()
+    assert not world.logs.is_damaged(KEY)
+    await world.begun()
+    assert world.reports == 2
+
+
+async def test_the_controller_hears_that_a_log_is_damaged_no_more() -> None:
+    """It may have heard that it was with any answer since, and would let this replica lead only as the last."""
+    world = World((1, 2))
+    await world.begun()
+    world.logs.found({KEY})
+    assert world.reports == 0
+    world.logs.found(set())  # the log was cut there as a follower's, or does not begin as early any more
+    assert world.reports == 1
+    assert not world.logs.is_damaged(KEY)
 
 
 async def test_a_cut_that_fails_is_tried_with_the_next_instruction() -> None:

@@ -116,4 +116,5 @@ class InstructionAnswer:
     error: ErrorCode = ErrorCode.NONE
     tail: LogTail | None = None
     log_offline: bool = False  # with an error: until log-storage is started again
-    log_damaged: bool = False  # with an error: until it is in neither ISR nor `elr` (RULES 7.6)
+    # With an error: until it is in neither ISR nor `elr`; without: it serves as it is (RULES 7.6).
+    log_damaged: bool = False

@@ -33,6 +33,7 @@ class Electorate:
     tail_lost: frozenset[int] = frozenset()  # registered as tail lost, and not yet taken out of this partition (7.2)
     tails: Mapping[int, LogTail] = field(default_factory=dict)  # answered under the state's leader epoch (RULES 7.4)
     released: frozenset[int] = frozenset()  # of those that shut down: who may be gone at any moment (RULES 7.8)
+    damaged: frozenset[int] = frozenset()  # they serve, and part of what they hold cannot be read (RULES 7.6)
 
     @property
     def eligible(self) -> tuple[int, ...]:
@@ -90,10 +91,10 @@ def elect(
     sought where the present one has failed (7.1): in the ISR, then in `elr`, then by log among those who lost their
     tail (7.4), then anywhere if the topic allows unclean elections. Where nobody is found the partition has no leader
     and its ISR stays; a leader that is merely shutting down goes on leading until it is gone. A follower that is leaves
-    the ISR as soon as that can spare it (7.8).
+    the ISR as soon as that can spare it (7.8). A leader with a damaged log gives way to a member without (7.6).
     """
     cleaned = _without_lost_tails(state, electorate)
-    if not leader_failed(state, electorate):
+    if not leader_failed(state, electorate) and not _gives_way(cleaned, electorate):
         return _changed(state, _without_leaving(cleaned, electorate, policy), controller_epoch)
     elected = _elect_clean(cleaned, electorate, policy)
     if elected is None and _only_shutting_down(state, electorate):
@@ -108,9 +109,10 @@ def elect(
 def elect_preferred(
     state: PartitionState, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
 ) -> PartitionState | None:
-    """Moves leadership to the first assigned replica; None where it leads already or may not lead."""
+    """Moves leadership to the first assigned replica; None where it leads already, or may not, or had to give way."""
     preferred = electorate.replicas[0]
-    if state.leader == preferred or preferred not in electorate.eligible or preferred not in state.isr:
+    eligible = preferred in electorate.eligible and preferred not in electorate.damaged
+    if state.leader == preferred or not eligible or preferred not in state.isr:
         return None
     return _from_isr(state, preferred, electorate, policy).with_(controller_epoch=controller_epoch)
 
@@ -148,6 +150,12 @@ def leader_failed(state: PartitionState, electorate: Electorate) -> bool:
     return state.leader not in electorate.eligible or _restarted(state, electorate)
 
 
+def _gives_way(state: PartitionState, electorate: Electorate) -> bool:
+    """RULES 7.6: what the leader cannot read no other replica could copy, nor any client read."""
+    sound = set(electorate.eligible) - electorate.damaged
+    return state.leader in electorate.damaged and not sound.isdisjoint(state.isr)
+
+
 def _restarted(state: PartitionState, electorate: Electorate) -> bool:
     return electorate.broker_epochs.get(state.leader) != state.leader_broker_epoch
 
@@ -178,8 +186,9 @@ def _without_lost_tails(state: PartitionState, electorate: Electorate) -> Partit
 
 
 def _elect_clean(state: PartitionState, electorate: Electorate, policy: ElectionPolicy) -> PartitionState | None:
-    """RULES 7.1: the first eligible of the ISR, else of `elr`. Both hold everything committed."""
-    eligible = electorate.eligible
+    """RULES 7.1: the first eligible of the ISR, else of `elr`. Both hold everything committed; whoever cannot read some
+    of it comes last (7.6)."""
+    eligible = sorted(electorate.eligible, key=lambda replica: replica in electorate.damaged)  # stable
     for replica in eligible:
         if replica in state.isr:
             return _from_isr(state, replica, electorate, policy)

@@ -71,15 +71,24 @@ class PartitionStateMachine:
     def electorate(self, view: BrokerView, tail_lost: frozenset[int] = frozenset()) -> Electorate:
         leader_epoch = -1 if self.versioned is None else self.versioned.state.leader_epoch
         tails = {}
-        not_live = set()
+        not_live, damaged = set(), set()
         for broker_id, replica in self.replica_states.items():
             if not replica.live:
                 not_live.add(broker_id)
+            if replica.kept_damaged:
+                damaged.add(broker_id)
             tail = replica.tail_at(view.broker_epochs.get(broker_id), leader_epoch)
             if tail is not None:
                 tails[broker_id] = tail
         return Electorate(
-            self.replicas, view.broker_epochs, view.shutting_down, frozenset(not_live), tail_lost, tails, view.released
+            self.replicas,
+            view.broker_epochs,
+            view.shutting_down,
+            frozenset(not_live),
+            tail_lost,
+            tails,
+            view.released,
+            frozenset(damaged),
         )
 
     # What it wants written. Each returns None while another write is under way, or where nothing need change.

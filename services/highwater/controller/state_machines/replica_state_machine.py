@@ -29,6 +29,7 @@ class ReplicaStateMachine:
     status: ReplicaStatus = ReplicaStatus.NEW
     answered_epoch: int = NO_EPOCH  # leader epoch of the last instruction that it answered without error
     tail: LogTail | None = None  # as answered under `answered_epoch`
+    kept_damaged: bool = False  # serves, and its log is damaged: what the ISR cannot spare is not mended (RULES 7.6)
 
     def answered(self, broker_epoch: int, answer: InstructionAnswer) -> bool:
         """Takes an answer to LeaderAndIsr; returns whether an election may depend on what it changed."""
@@ -46,6 +47,8 @@ class ReplicaStateMachine:
         news = answer.tail is not None and (answer.leader_epoch, answer.tail) != (self.answered_epoch, self.tail)
         self.answered_epoch = answer.leader_epoch
         self.tail = answer.tail
+        news |= answer.log_damaged is not self.kept_damaged
+        self.kept_damaged = answer.log_damaged
         return self._become(ReplicaStatus.ONLINE) or news
 
     def unanswered(self) -> bool:

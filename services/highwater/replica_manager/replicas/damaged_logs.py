@@ -12,6 +12,7 @@ What is damaged lies below the high watermark, so it is dropped only when this r
 Where nobody else leads, the others are too few by now, or it does not come about in `PATIENCE_MS`, the replica goes on
 as it is and tries again later: a damaged replica is better than none. That holds where it counts for nothing, too:
 while nobody leads there is nobody to copy from, and an election by log may have to do with what it has (RULES 7.4).
+The controller hears that it is damaged with the answers to instructions, and lets a sound member of the ISR lead.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _NOT_YET = StorageError(
 class DamagedLogs:
     """`leave` stops what the partition does here; `register_anew` ends the registration and makes another. `read_state`
     is a linearizable read of the state in etcd, None where there is none; it raises `StoreError`. `dropped` is called
-    when log-storage has dropped the damage of a log: how many are damaged is to be told anew."""
+    when log-storage has dropped the damage of a log: how many are damaged is to be told anew. `report` has the
+    controller ask which are."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class DamagedLogs:
         read_state: Callable[[str, int], Awaitable[PartitionState | None]],
         broker_epoch: Callable[[], int | None],
         dropped: Callable[[], None],
+        report: Callable[[], None],
         now_ms: Callable[[], int],
         supervisor: TaskSupervisor | None = None,
     ) -> None:
@@ -73,11 +76,13 @@ class DamagedLogs:
         self._read_state = read_state
         self._broker_epoch = broker_epoch
         self._dropped = dropped
+        self._report = report
         self._now_ms = now_ms
         self._due_ms: dict[PartitionKey, int] = {}  # damaged: when it may be tried to mend it
         self._leaving_since_ms: dict[PartitionKey, int] = {}
         self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
         self._dropping: set[PartitionKey] = set()
+        self._reported: set[PartitionKey] = set()  # of the damaged, those that are led here
         self._inquiry = Inquiry("damaged", self._ask, self.found, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
@@ -87,11 +92,16 @@ class DamagedLogs:
     def __len__(self) -> int:
         return len(self._due_ms)
 
+    def is_damaged(self, key: PartitionKey) -> bool:
+        """Tells whether the log is known to be damaged, be it on its way out of the ISR or kept as it is."""
+        return key in self._due_ms
+
     def restarted(self) -> None:
         """Another incarnation of log-storage: it has forgotten what it had found."""
         self._due_ms.clear()
         self._leaving_since_ms.clear()
         self._left_under.clear()
+        self._reported.clear()
         self._inquiry.restarted()
 
     def count_changed(self, count: int) -> None:
@@ -107,8 +117,12 @@ class DamagedLogs:
 
     def found(self, damaged: set[PartitionKey]) -> None:
         """These are all that are damaged now."""
-        for key in self._due_ms.keys() - damaged - self._leaving_since_ms.keys():
+        mended = self._due_ms.keys() - damaged - self._leaving_since_ms.keys()
+        for key in mended:
             del self._due_ms[key]
+        self._reported -= mended
+        if mended:
+            self._report()  # the controller may know of them, or of others of them: from any answer since
         for key in damaged - self._due_ms.keys():
             partition_lines.note(ERROR, "a log is damaged", pairs(partition=key))
             self._due_ms[key] = self._now_ms()
@@ -127,6 +141,10 @@ class DamagedLogs:
             self._leave(self._hosted[key])
         if begun:
             self._register_anew()
+        kept = {key for key in self._due_ms.keys() - self._reported if self._should_give_way(key)}
+        if kept:
+            self._reported |= kept
+            self._report()
 
     def _give_up(self, key: PartitionKey) -> None:
         partition_lines.note(WARNING, "a damaged log cannot be mended now", pairs(partition=key))
@@ -138,18 +156,31 @@ class DamagedLogs:
         hosted = self._hosted.get(key)
         if hosted is None or key in self._leaving_since_ms:
             return False
-        partition = hosted.partition
-        topic = self._metadata.by_id(key.topic_id)
-        cached = None if topic is None else topic.partitions.get(key.partition)
-        committed = partition.committed
-        if committed is None or (cached is not None and cached.revision > committed.revision):
-            state = None if cached is None else cached.state
-        else:
-            state = committed.state
+        partition, state = hosted.partition, self._known_state(hosted)
         if state is None or state.leader == NO_LEADER:
             return False  # it would be given up at once, and to register anew costs the broker its leaderships
-        others = [each for each in state.isr if each != self._broker_id and each in self._metadata.brokers]
-        return len(others) >= max(1, fewest_sound(partition.min_insync_replicas, partition.replicas))
+        return self._others(state) >= max(1, fewest_sound(partition.min_insync_replicas, partition.replicas))
+
+    def _should_give_way(self, key: PartitionKey) -> bool:
+        """Tells whether another member of the ISR could lead in its place, which the controller decides."""
+        hosted = self._hosted.get(key)
+        if hosted is None or key in self._leaving_since_ms:
+            return False
+        state = self._known_state(hosted)
+        return state is not None and state.leader == self._broker_id and self._others(state) > 0
+
+    def _known_state(self, hosted: HostedPartition) -> PartitionState | None:
+        """The newest."""
+        topic = self._metadata.by_id(hosted.key.topic_id)
+        cached = None if topic is None else topic.partitions.get(hosted.key.partition)
+        committed = hosted.partition.committed
+        if committed is None or (cached is not None and cached.revision > committed.revision):
+            return None if cached is None else cached.state
+        return committed.state
+
+    def _others(self, state: PartitionState) -> int:
+        """The number of registered members of the ISR beside this one."""
+        return sum(each != self._broker_id and each in self._metadata.brokers for each in state.isr)
 
     async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
         """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
@@ -182,6 +213,7 @@ class DamagedLogs:
         partition_lines.note(WARNING, "a damaged log was cut, to be copied anew", pairs(partition=key))
         self._leaving_since_ms.pop(key, None)
         self._due_ms.pop(key, None)
+        self._reported.discard(key)
         self._dropped()
         return None
 

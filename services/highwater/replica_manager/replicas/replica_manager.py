@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from logging import INFO
+from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
@@ -42,12 +43,21 @@ from highwater.telemetry.summed_log import SummedLog
 leaderships = SummedLog(get_logger("replica_manager.replicas"))
 
 
+class LogCondition(NamedTuple):
+    """The condition of a log as the answer to an instruction tells it (RULES 7.6, 7.7)."""
+
+    error: ErrorCode
+    offline: bool
+    damaged: bool
+
+
 class ReplicaManager:
     """Everything of one broker that is touched by more than one kind of request. Used from one event loop only.
 
     `incarnation` names this start of the replica-manager. `lease_confirmed` tells whether the lease was confirmed
     within its TTL (RULES 8.1), `register_anew` ends the registration and makes another (RULES 7.6),
-    `report_offline_logs` tells the controller to ask for them (RULES 7.7). `now_ms` is any monotonic clock.
+    `report_offline_logs` tells the controller to ask for them, and for damaged ones (RULES 7.7). `now_ms` is any
+    monotonic clock.
     """
 
     def __init__(
@@ -105,6 +115,7 @@ class ReplicaManager:
             read_state=isr_changes.committed,
             broker_epoch=lambda: self.broker_epoch,
             dropped=self._damage_dropped,
+            report=report_offline_logs,
             now_ms=now_ms,
             supervisor=supervisor,
         )
@@ -290,6 +301,16 @@ class ReplicaManager:
         if hosted is not None:
             self.perform(hosted, hosted.partition.log_failed())
             self._report_offline_logs()
+
+    def condition(self, key: PartitionKey, error: ErrorCode) -> LogCondition:
+        """The answer to an instruction that has come to this."""
+        offline, leaving = key in self.offline_logs, key in self.damaged_logs
+        if error is ErrorCode.NONE and (offline or leaving):
+            error = ErrorCode.LOG_STORAGE_ERROR  # it was fenced before that was heard
+        if error is ErrorCode.NONE:
+            return LogCondition(error, False, self.damaged_logs.is_damaged(key))
+        failed = error is ErrorCode.LOG_STORAGE_ERROR
+        return LogCondition(error, failed and offline, failed and leaving)
 
     def _leave_damaged(self, hosted: HostedPartition) -> None:
         self.perform(hosted, hosted.partition.log_failed())

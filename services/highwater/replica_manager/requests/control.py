@@ -263,12 +263,9 @@ class Control:
         code, message, tail = error.code, error.message, (-1, -1)
         if code is ErrorCode.NONE and hosted is not None:
             code, message, tail = await self._fenced(hosted), "", hosted.log_tail
-        offline, damaged = key in self._replica_manager.offline_logs, key in self._replica_manager.damaged_logs
-        if code is ErrorCode.NONE and (offline or damaged):
-            code = ErrorCode.LOG_STORAGE_ERROR  # it was fenced before that was heard
-        failed = code is ErrorCode.LOG_STORAGE_ERROR
+        condition = self._replica_manager.condition(key, code)
         return InstructionOutcome(
-            key, code, message, *tail, log_offline=failed and offline, log_damaged=failed and damaged
+            key, condition.error, message, *tail, log_offline=condition.offline, log_damaged=condition.damaged
         )
 
     @staticmethod

@@ -45,7 +45,8 @@ class InstructionOutcome:
     last_epoch: int = -1  # of the log, as log-storage last answered
     log_end_offset: int = -1
     log_offline: bool = False  # with an error: until log-storage is started again (RULES 7.7)
-    log_damaged: bool = False  # with an error: until it counts for nothing and can be mended (RULES 7.6)
+    # With an error: until it counts for nothing and can be mended; without: it serves as it is (RULES 7.6).
+    log_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
