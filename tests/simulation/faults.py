@@ -210,7 +210,9 @@ class Faults:
             self._later(2 * self._world.settings.session_ms, self._bring_back, node)
 
     def _damage_log(self) -> None:
-        """RULES 7.6: scrubbing finds that a batch of a log is not what was written."""
+        """RULES 7.6: a batch of a log is not what was written, as scrubbing finds. Where another member of the ISR has
+        it, and is to go on having it, it cannot be read either, and may be met by that. (Nobody promises anything of
+        what is damaged everywhere.)"""
         node = self._node()
         manager = node.server()
         if manager is None or node.storage is None or not node.storage.alive:
@@ -218,9 +220,27 @@ class Faults:
         logs = [log for key, log in node.disk.logs.items() if log.batches and key in manager.replica_manager.hosted]
         if logs:
             log = self._random.choice(logs)
-            log.damaged_from = self._random.choice(log.batches).base_offset
-            self._say("damage", node.broker_id, log.key, log.damaged_from)
-            manager.replica_manager.damaged_logs.found({log.key})
+            offset = self._random.choice(log.batches).base_offset
+            if self._has_sound_copy(node, log.key, offset):
+                log.unreadable = offset
+            elif any(each.disk.logs[log.key].unreadable is not None for each in self._hosting(log.key)):
+                return
+            self._say("damage", node.broker_id, log.key, offset, "" if log.unreadable is None else "unreadable")
+            if log.unreadable is None or self._random.random() < 0.7:
+                log.damaged_from = offset
+
+    def _hosting(self, key: PartitionKey) -> list[Node]:
+        return [node for node in self._world.nodes.values() if key in node.disk.logs]
+
+    def _has_sound_copy(self, node: Node, key: PartitionKey, offset: int) -> bool:
+        """Whether a member of the ISR has the batch there, as a committed one, and nothing that is damaged. It loses
+        nothing as long as others are not whole."""
+        state = self._world.history.states.get(key)
+        if state is None or self._world.settings.unclean or key not in self._world.keys:
+            return False
+        others = [each for each in self._hosting(key) if each is not node and each.broker_id in state.isr]
+        logs = [each.disk.logs[key] for each in others if not each.disk.tail_lost]
+        return any(not log.is_damaged and log.high_watermark > offset for log in logs)
 
     def _late_appends(self) -> None:
         """RULES 3.4: an append stream lags and then breaks; what was on it lands after the fence that settles it."""
@@ -263,7 +283,7 @@ class Faults:
     def _is_whole(self, node: Node) -> bool:
         """Whether it has again all that it may have lost."""
         world = self._world
-        if node.disk.tail_lost:
+        if node.disk.tail_lost or any(log.is_damaged for log in node.disk.logs.values()):
             return False
         for name, assignment in world.topics.items():
             for number, replicas in enumerate(assignment.replicas):

@@ -267,6 +267,10 @@ def counted_by_what_was_cut() -> list[Any]:
     return [patch.object(Replica, "bind", bind), patch.object(Replica, "fetched", fetched)]
 
 
+def led_by_the_damaged() -> list[Any]:
+    return [patch.object(election, "_gives_way", lambda *_: False)]
+
+
 def end_kept() -> list[Any]:
     return [patch.object(Follower, "registered_anew", lambda self: [])]
 

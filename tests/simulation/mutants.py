@@ -139,6 +139,13 @@ MUTANTS = (
         ("1", "2"),
         biases.damaged_while_fenced,
     ),
+    Mutant(
+        "a leader that holds on to what it cannot read",
+        "7.6",
+        mistakes.led_by_the_damaged,
+        ("liveness",),
+        biases.damaged,
+    ),
     Mutant("an end that is kept over a new registration", "4.1", mistakes.end_kept, ("1", "2"), biases.cut_unheard),
     Mutant(
         "an append parked behind one that landed late",

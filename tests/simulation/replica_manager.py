@@ -161,6 +161,7 @@ class ReplicaManagerProcess(Process):
         self.fetch_handler = FetchHandler(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self.throttled = Account(self.name, world.settings.brokers * (world.settings.fetch_batches + 3))
         self.produces: set[int] = set()  # that are not answered yet
+        self._damage_heard: tuple[str, frozenset[PartitionKey]] = ("", frozenset())  # of which log-storage, and where
         self._watchers: list[FollowingStream] = []
         self.loop: SimulatedLoop | None = None
         self.groups: SimulatedCoordinator | None = None
@@ -213,8 +214,24 @@ class ReplicaManagerProcess(Process):
 
     def tick(self) -> None:
         self.replica_manager.tick()
+        self._hear_of_damage()
         self.replica_manager.damaged_logs.tick()
         self.after(self.world.settings.tick_ms, self.tick)
+
+    def _hear_of_damage(self) -> None:
+        """Which logs log-storage knows to be damaged, by scrubbing and by what reads have met, and which no more: its
+        answers say that there is something new, and it is asked."""
+        storage = self.node.storage
+        if storage is None or not storage.alive or storage.paused:
+            return
+        damaged = frozenset(key for key, log in self.node.disk.logs.items() if log.damaged_from is not None)
+        heard = (storage.incarnation, damaged)
+        if heard != self._damage_heard and storage.incarnation == self.replica_manager.log_storage_incarnation:
+            self._damage_heard = heard
+            self.replica_manager.damaged_logs.found(set(damaged))
+
+    def damage_dropped(self) -> None:
+        self._damage_heard = ("", frozenset())
 
     def checkpoint(self) -> None:
         marks = [

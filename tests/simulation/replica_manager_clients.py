@@ -98,7 +98,7 @@ class StorageClient:
         return StorageError(answer[0])
 
     def damage_dropped(self) -> None:
-        """Which logs are damaged is told as it happens here."""
+        self._owner.damage_dropped()
 
     # As `Fencer`.
 

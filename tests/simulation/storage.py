@@ -130,7 +130,14 @@ class Log:
         self.cut = Cut.NOTHING  # what a start has to cut off
         self.high_watermark_written = 0  # in the checkpoint
         self.offline = False  # until log-storage is started again (RULES 7.7)
-        self.damaged_from: int | None = None  # what stands from this batch on is not what was written
+        # What stands at the first of these is not what was written, which a read meets; the log is cut at the second,
+        # where it is known to be damaged.
+        self.unreadable: int | None = None
+        self.damaged_from: int | None = None
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.unreadable is not None or self.damaged_from is not None
 
     @property
     def state(self) -> LogState:
@@ -170,6 +177,10 @@ class Log:
         self.high_watermark_written = min(self.high_watermark_written, cut)
         self.flushed = min(self.flushed, cut)
         self.cleaned_to = min(self.cleaned_to, cut)
+        if self.unreadable is not None and self.unreadable >= cut:
+            self.unreadable = None
+        if self.damaged_from is not None and self.damaged_from >= cut:
+            self.damaged_from = None
         if not self.producers.outlives(cut):
             self.producers.rebuild(self.batches)
         return dropped
@@ -177,6 +188,7 @@ class Log:
     def reopen(self) -> None:
         """As after a start: epochs and producers from the batches, the high watermark from its checkpoint."""
         self.offline = False
+        self.damaged_from = None  # what is found is not remembered
         self.epochs = LeaderEpochCache()
         self.producers = ProducerStates()
         self.producers.rebuild(self.batches)
@@ -474,7 +486,8 @@ class LogStorage(Process):
     def on_read(
         self, reply: Reply, key: PartitionKey, offset: int, max_offset: int, max_batches: int, whole: bool = True
     ) -> None:
-        """(error, batches, incarnation). Those that compaction has dropped are among them where it is `whole`."""
+        """(error, batches, incarnation). Those that compaction has dropped are among them where it is `whole`. Damage
+        that it meets first is known from then on, and what stands behind it is not read."""
         log = self.disk.logs.get(key)
         if log is None or log.offline:
             reply((ErrorCode.UNKNOWN_TOPIC_ID if log is None else ErrorCode.LOG_STORAGE_ERROR, (), self.incarnation))
@@ -486,6 +499,12 @@ class LogStorage(Process):
         found: list[Batch] = []
         for batch in _from(log.batches, start):
             if batch.base_offset >= max_offset or len(found) == max_batches:
+                break
+            if batch.base_offset == log.unreadable and not found:
+                log.damaged_from = log.unreadable
+                reply((ErrorCode.CORRUPT_MESSAGE, (), self.incarnation))
+                return
+            if batch.base_offset == log.unreadable:
                 break
             if whole or not batch.gone:
                 found.append(batch)

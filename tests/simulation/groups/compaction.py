@@ -98,7 +98,8 @@ class Compaction:
 
     def _compact(self, log: Log) -> int:
         """The number of records that are gone."""
-        stable = min(log.high_watermark, log.log_end_offset if log.damaged_from is None else log.damaged_from)
+        damaged = [offset for offset in (log.unreadable, log.damaged_from) if offset is not None]
+        stable = min([log.high_watermark, *damaged])
         there = [batch for batch in log.batches if not batch.gone and batch.next_offset <= stable]
         if len(there) < 2:
             return 0
@@ -116,7 +117,7 @@ class Compaction:
             return 0
         log.flushed = max(log.flushed, found.end_offset)  # as a sealed segment is
         files = {
-            base: b"".join(stored(batch, None) for batch in there if base <= batch.base_offset < end)
+            base: b"".join(stored(batch) for batch in there if base <= batch.base_offset < end)
             for base, end in pairwise(bases)
             if end <= found.end_offset
         }
@@ -149,7 +150,7 @@ class Compaction:
         last: dict[bytes | None, int] = {}
         dropped: list[Record] = []
         for batch in log.batches:
-            rows = [] if batch.gone else [row for _, rows in decode(stored(batch, None)) for row in rows]
+            rows = [] if batch.gone else [row for _, rows in decode(stored(batch)) for row in rows]
             last |= {row.key: row.offset for row in rows}
             if rows and batch.base_offset < end_offset:
                 left = {row.offset for _, rows in decode(kept.get(batch.base_offset, b"")) for row in rows}
@@ -162,5 +163,5 @@ class Compaction:
 
     def _replace(self, log: Log, place: int, batch: Batch, data: bytes) -> None:
         """Of this log alone: the batch may be others' as well."""
-        if data != stored(batch, None):
+        if data != stored(batch):
             log.batches[place] = log.by_offset[batch.base_offset] = batch.compacted(data)

@@ -244,15 +244,7 @@ class SimulatedCoordinator(GroupCoordinator):
             raise StorageUnavailableError("no answer")
         error, batches, incarnation = answer
         self.owner.storage_seen(incarnation)
-        log = self.owner.node.disk.logs.get(key)
-        damaged_from = None if log is None else log.damaged_from
-        world = self.owner.world
-        assert world.groups is not None
-        if world.settings.replication_factor < 2 or world.groups.calm:
-            damaged_from = None  # nobody else has it, or mending is tried again only in a minute (RULES 7.6)
-        if damaged_from is not None and any(batch.base_offset >= damaged_from for batch in batches):
-            self.owner.replica_manager.damaged_logs.found({key})  # as log-storage makes known what a read has met
-        return ReadAnswer(StorageError(error), b"".join(stored(batch, damaged_from) for batch in batches))
+        return ReadAnswer(StorageError(error), b"".join(map(stored, batches)))
 
     # What clients ask
 
@@ -285,13 +277,10 @@ class ReadAnswer:
         self.records = records
 
 
-def stored(batch: Batch, damaged_from: int | None) -> bytes:
+def stored(batch: Batch) -> bytes:
     """The batch as it stands in the log."""
     ((position, header),) = iter_batches(batch.data)
-    data = stamp(header, batch.base_offset, batch.leader_epoch) + batch.data[position + STAMP_BYTES :]
-    if damaged_from is not None and batch.base_offset >= damaged_from:
-        return data[:-1] + bytes([data[-1] ^ 1])
-    return data
+    return stamp(header, batch.base_offset, batch.leader_epoch) + batch.data[position + STAMP_BYTES :]
 
 
 class ServedStream:
