@@ -212,7 +212,7 @@ class Faults:
     def _damage_log(self) -> None:
         """RULES 7.6: a batch of a log is not what was written, as scrubbing finds. Where another member of the ISR has
         it, and is to go on having it, it cannot be read either, and may be met by that. (Nobody promises anything of
-        what is damaged everywhere.)"""
+        what is damaged everywhere, nor where another one's tail is lost: RULES 7.5.)"""
         node = self._node()
         manager = node.server()
         if manager is None or node.storage is None or not node.storage.alive:
@@ -223,7 +223,9 @@ class Faults:
             offset = self._random.choice(log.batches).base_offset
             if self._has_sound_copy(node, log.key, offset):
                 log.unreadable = offset
-            elif any(each.disk.logs[log.key].unreadable is not None for each in self._hosting(log.key)):
+            elif any(
+                each.disk.tail_lost or each.disk.logs[log.key].unreadable is not None for each in self._hosting(log.key)
+            ):
                 return
             self._say("damage", node.broker_id, log.key, offset, "" if log.unreadable is None else "unreadable")
             if log.unreadable is None or self._random.random() < 0.7:
