@@ -52,16 +52,19 @@ def zombies(settings: Settings) -> None:
 
 
 def lost_tails(settings: Settings) -> None:
+    """Of a replica that is back at once, leaders hear late, and what they propose is written late."""
     three(settings)
-    settings.late = 0.2
-    settings.outage_ms = 60
+    settings.loss = settings.stream_break = settings.late = 0.0
+    settings.slow, settings.slow_ms = 0.1, 400
+    settings.watch_lag_ms = 800
+    settings.outage_ms = 300
     settings.fault_gap_ms = 60
-    settings.flush = 0.01
+    settings.flush = 0.05
     settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
     settings.session_ms = 3000
-    settings.produce_gap_ms = 400
+    settings.produce_gap_ms = 150
     settings.partition = replace(settings.partition, session_grace_ms=200, replica_lag_time_max_ms=1000)
-    weights(settings, lose_tail=4, kill_fetcher=1)
+    weights(settings, lose_tail=4, late_writes=1, stall_etcd=1)
 
 
 def handed_back(settings: Settings) -> None:
