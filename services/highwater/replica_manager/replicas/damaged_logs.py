@@ -39,6 +39,7 @@ partition_lines = SummedLog(get_logger("replica_manager.damaged_logs"))
 
 PATIENCE_MS = 15_000
 RETRY_MS = 60_000
+REPORT_GAP_MS = 5_000  # between two reports: with each the controller asks for all that the broker hosts
 _NOT_YET = StorageError(
     ErrorCode.LOG_STORAGE_ERROR,
     "the log is damaged: it is mended when this replica is neither in the ISR nor in elr",
@@ -83,6 +84,8 @@ class DamagedLogs:
         self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
         self._dropping: set[PartitionKey] = set()
         self._reported: set[PartitionKey] = set()  # of the damaged, those that are led here
+        self._report_due = False
+        self._report_from_ms = now_ms()
         self._inquiry = Inquiry("damaged", self._ask, self.found, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
@@ -121,8 +124,7 @@ class DamagedLogs:
         for key in mended:
             del self._due_ms[key]
         self._reported -= mended
-        if mended:
-            self._report()  # the controller may know of them, or of others of them: from any answer since
+        self._report_due |= bool(mended)  # from any answer since the controller may know of them
         for key in damaged - self._due_ms.keys():
             partition_lines.note(ERROR, "a log is damaged", pairs(partition=key))
             self._due_ms[key] = self._now_ms()
@@ -142,8 +144,10 @@ class DamagedLogs:
         if begun:
             self._register_anew()
         kept = {key for key in self._due_ms.keys() - self._reported if self._should_give_way(key)}
-        if kept:
-            self._reported |= kept
+        self._reported |= kept
+        self._report_due |= bool(kept)
+        if self._report_due and now_ms >= self._report_from_ms:
+            self._report_due, self._report_from_ms = False, now_ms + REPORT_GAP_MS
             self._report()
 
     def _give_up(self, key: PartitionKey) -> None:
