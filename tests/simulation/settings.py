@@ -93,7 +93,8 @@ class Settings:
     groups: groups.GroupSettings | None = None  # None: there are none
 
     def calm(self) -> None:
-        """The weather clears."""
+        """The weather clears, and no more is written than a replica that is far behind can catch up with."""
+        self.produce_gap_ms = max(self.produce_gap_ms, 100)
         self.loss = self.stream_break = self.slow = self.late = 0.0
         self.weights = {}
 
