@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
+from highwater.model.damaged_replicas import fewest_sound
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.strays import FIRST_PAUSE_MS
 from highwater.replica_manager.partition.actions import Instruction
@@ -417,7 +418,9 @@ class Control:
         key, name = instruction.key, instruction.topic
         if key in replica_manager.damaged_logs:
             try:
-                trouble = await replica_manager.damaged_logs.mend(name, key, instruction.versioned.state)
+                minimum = replica_manager.topic_config(instruction.config).min_insync_replicas
+                fewest = fewest_sound(minimum, instruction.replicas)
+                trouble = await replica_manager.damaged_logs.mend(name, key, instruction.versioned.state, fewest)
             except StorageUnavailableError:
                 return ErrorCode.LOG_STORAGE_ERROR
             if trouble is not None:

@@ -14,6 +14,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import Description, LogDescription, StorageError, StorageUnavailableError
 from highwater.metadata.schema.models import NO_LEADER, PartitionState, VersionedState
 from highwater.metadata.store.etcd_errors import Unavailable
+from highwater.model.damaged_replicas import fewest_sound
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS, REPORT_GAP_MS, RETRY_MS, DamagedLogs
@@ -189,8 +190,8 @@ class World:
         await settled(self.logs)
         self.logs.tick()
 
-    async def mend(self, instructed: PartitionState) -> StorageError | None:
-        return await self.logs.mend("t", KEY, instructed)
+    async def mend(self, instructed: PartitionState, minimum: int = 2) -> StorageError | None:
+        return await self.logs.mend("t", KEY, instructed, fewest_sound(minimum, (1, 2, 3)))
 
 
 async def test_a_damaged_replica_leaves_registers_anew_and_is_cut_when_it_counts_for_nothing() -> None:
@@ -295,6 +296,18 @@ async def test_where_another_has_left_before_it_is_taken_up_as_it_is(instructed:
     assert world.storage.dropped == []
     assert KEY not in world.logs
     assert len(world.logs) == 1
+
+
+async def test_where_the_minimum_has_risen_meanwhile_it_is_taken_up_as_it_is() -> None:
+    """The controller goes by what the instruction says; this broker has not taken that while it was answered with the
+    error."""
+    world = World((1, 2), minimum=1)
+    await world.begun()
+    world.broker_epoch = 8
+    assert await world.mend(state((1, 2)), minimum=1) is not None
+    assert await world.mend(state((1, 2)), minimum=2) is None
+    assert world.storage.dropped == []
+    assert KEY not in world.logs
 
 
 async def test_while_nobody_leads_it_does_not_register_anew() -> None:

@@ -186,15 +186,16 @@ class DamagedLogs:
         """The number of registered members of the ISR beside this one."""
         return sum(each != self._broker_id and each in self._metadata.brokers for each in state.isr)
 
-    async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
-        """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
-        lead or the others are too few. Raises `StorageUnavailableError`."""
+    async def mend(self, topic: str, key: PartitionKey, state: PartitionState, fewest: int) -> StorageError | None:
+        """On an instruction with this state, and a configuration by which `fewest` have to be left. None: the log may
+        be taken up, as it is mended, or as nobody else may lead or the others are too few. Raises
+        `StorageUnavailableError`."""
         leaving_since_ms, broker_epoch = self._leaving_since_ms.get(key), self._broker_epoch()
         if leaving_since_ms is None:
             return (
                 None  # since it was to be mended it was given up, or log-storage started again and knows of no damage
             )
-        if state.leader in (self._broker_id, NO_LEADER) or not self._is_spared(key, state):
+        if state.leader in (self._broker_id, NO_LEADER) or not self._is_spared(state, fewest):
             self._give_up(key)
             return None
         if self._counts(state) or broker_epoch in (None, self._left_under.get(key)):
@@ -221,15 +222,11 @@ class DamagedLogs:
         self._dropped()
         return None
 
-    def _is_spared(self, key: PartitionKey, state: PartitionState) -> bool:
+    def _is_spared(self, state: PartitionState, fewest: int) -> bool:
         """Tells whether the controller takes it out: not where it has taken another damaged replica out before it. As
         long as this one waited in the ISR, copying nothing, nothing would be committed."""
-        hosted = self._hosted.get(key)
-        if hosted is None or not self._counts(state):
-            return True
         left = {*state.isr, *state.elr} - {self._broker_id}
-        partition = hosted.partition
-        return len(left) >= fewest_sound(partition.min_insync_replicas, partition.replicas)
+        return not self._counts(state) or len(left) >= fewest
 
     def _counts(self, state: PartitionState) -> bool:
         """Tells whether the replica leads, or is in the ISR or in `elr`: its log may not be cut then (RULES 7.6)."""

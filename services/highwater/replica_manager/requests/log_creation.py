@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import CreateAnswer, NewLog, StorageError, StorageUnavailableError
 from highwater.metadata.store.etcd_errors import StoreError
+from highwater.model.damaged_replicas import fewest_sound
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.partition import Phase
@@ -120,8 +121,12 @@ class LogCreation:
 
     async def _repair(self, instructions: Sequence[PartitionInstruction]) -> dict[PartitionKey, StorageError]:
         """Has a damaged log repaired (RULES 7.6)."""
-        mend = self._replica_manager.damaged_logs.mend
-        return {each.key: await mend(each.topic, each.key, each.state.state) or _NONE for each in instructions}
+        mend, outcomes = self._replica_manager.damaged_logs.mend, {}
+        for each in instructions:
+            minimum = self._replica_manager.topic_config(each.config).min_insync_replicas
+            fewest = fewest_sound(minimum, each.replicas)
+            outcomes[each.key] = await mend(each.topic, each.key, each.state.state, fewest) or _NONE
+        return outcomes
 
     async def _delete_earlier(self, instructions: Sequence[PartitionInstruction]) -> dict[PartitionKey, StorageError]:
         """The logs of an earlier topic of this name are in the way: it was deleted while this broker was away (RULES
