@@ -109,3 +109,43 @@ async def test_the_only_replica_is_kept_as_it_is(deployed: Deployment) -> None:
     (state,) = await deployed.states(topic)
     assert (state.leader, state.isr) == (3, (3,))
     await deployed.admin.delete_topic(topic)
+
+
+async def test_a_leader_that_cannot_be_spared_gives_way_to_a_sound_replica(deployed: Deployment) -> None:
+    """The third replica lacks what the leader cannot read, and could never copy it from there: so the ISR would stay as
+    it is, and the leader never be spared."""
+    topic = "scrubbed-behind"
+    config = {"segment.bytes": "5000", "min.insync.replicas": "2"}
+    (made,) = await deployed.admin.create_topics([NewTopic(topic, config=config, assignment=[[1, 2, 3]])])
+    assert made.error is None
+    await deployed.healed(topic)
+    deployed.cluster.kill_broker(3)
+    try:
+        async with traffic(deployed.cluster.bootstrap, topic) as written:
+
+            async def rolled() -> bool:
+                (state,) = await deployed.states(topic)
+                return state.isr == (1, 2) and len(segments_of(deployed, topic, 1)) > 4
+
+            await eventually(rolled, "there are segments that the third replica lacks", 60)
+            damaged = segments_of(deployed, topic, 1)[2]
+            before = flip_last_bit(damaged)
+
+            async def gave_way() -> bool:
+                (state,) = await deployed.states(topic)
+                return state.leader == 2 and 1 in state.isr
+
+            await eventually(gave_way, "the sound replica leads", 30)
+            deployed.cluster.start_broker(3)
+            await written.until_acked(50)
+            await deployed.healed(topic)
+    finally:
+        if not all(process.running for process in deployed.cluster.broker_processes(3)):
+            deployed.cluster.start_broker(3)
+
+    async def mended() -> bool:
+        return damaged.exists() and damaged.read_bytes()[: len(before)] == before
+
+    await eventually(mended, "the damaged segment is copied anew", 60)
+    await eventually(lambda: sound(deployed, topic), "all replicas hold the same", 60)
+    await deployed.admin.delete_topic(topic)
