@@ -3,7 +3,7 @@ sessions; what is asyncio and gRPC in `replica_manager/` is a coroutine and a ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 PRODUCE_MARGIN_MS = APPEND_LIMIT_MS + 2000
 ETCD_TIMEOUT_MS = 600
 REFUSED_PAUSE_MS = 200
+LOOK_STEP_MS = 1
 
 
 class SimulatedReplicaManager(ReplicaManager):
@@ -161,6 +162,7 @@ class ReplicaManagerProcess(Process):
         self.fetch_handler = FetchHandler(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self.throttled = Account(self.name, world.settings.brokers * (world.settings.fetch_batches + 3))
         self.produces: set[int] = set()  # that are not answered yet
+        self._looks_at_damage = False
         self._damage_heard: tuple[str, frozenset[PartitionKey]] = ("", frozenset())  # of which log-storage, and where
         self._watchers: list[FollowingStream] = []
         self.loop: SimulatedLoop | None = None
@@ -215,8 +217,15 @@ class ReplicaManagerProcess(Process):
     def tick(self) -> None:
         self.replica_manager.tick()
         self._hear_of_damage()
-        self.replica_manager.damaged_logs.tick()
+        if not self._looks_at_damage:
+            self._look_at_damage(self.replica_manager.damaged_logs.look(at_once=1))
         self.after(self.world.settings.tick_ms, self.tick)
+
+    def _look_at_damage(self, steps: Iterator[None]) -> None:
+        """Whatever comes between two steps comes after one damaged log has left, and before the broker registers."""
+        self._looks_at_damage = next(steps, ...) is not ...
+        if self._looks_at_damage:
+            self.after(LOOK_STEP_MS, self._look_at_damage, steps)
 
     def _hear_of_damage(self) -> None:
         """Which logs log-storage knows to be damaged, by scrubbing and by what reads have met, and which no more: its

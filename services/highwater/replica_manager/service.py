@@ -422,7 +422,8 @@ class ReplicaManagerService:
         self.liveness.report_offline_logs()
 
     async def _mend_logs(self) -> None:
-        self.replica_manager.damaged_logs.tick()
+        for _ in self.replica_manager.damaged_logs.look():
+            await asyncio.sleep(0)
 
     def _registered(self) -> None:
         identify(broker_epoch=self.replica_manager.broker_epoch)

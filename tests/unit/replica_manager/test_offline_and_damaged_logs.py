@@ -147,11 +147,11 @@ class World:
         self.metadata = metadata
         committed = VersionedState(state((1, 2, 3)), 9)  # older than the metadata
         partition = SimpleNamespace(committed=committed, min_insync_replicas=minimum, replicas=(1, 2, 3))
-        hosted: Any = {KEY: SimpleNamespace(key=KEY, partition=partition)}
+        self.hosted: dict[PartitionKey, Any] = {KEY: SimpleNamespace(key=KEY, partition=partition)}
         self.logs = DamagedLogs(
             ME,
             self.storage,  # type: ignore[arg-type]
-            hosted,
+            self.hosted,
             metadata,
             leave=lambda each: self.left.append(each.key),
             register_anew=self._register_anew,
@@ -184,11 +184,15 @@ class World:
             raise self.in_etcd
         return self.in_etcd
 
+    def look(self) -> None:
+        for _ in self.logs.look():
+            pass
+
     async def begun(self) -> None:
         """Damage was found, and the replica is on its way out."""
         self.logs.count_changed(1)
         await settled(self.logs)
-        self.logs.tick()
+        self.look()
 
     async def mend(self, instructed: PartitionState, minimum: int = 2) -> StorageError | None:
         return await self.logs.mend("t", KEY, instructed, fewest_sound(minimum, (1, 2, 3)))
@@ -199,7 +203,7 @@ async def test_a_damaged_replica_leaves_registers_anew_and_is_cut_when_it_counts
     await world.begun()
     assert (world.left, world.registrations) == ([KEY], 1)
     assert KEY in world.logs
-    world.logs.tick()
+    world.look()
     assert world.registrations == 1
     world.broker_epoch = 8
     assert await world.mend(state((2, 3))) is None
@@ -310,6 +314,23 @@ async def test_where_the_minimum_has_risen_meanwhile_it_is_taken_up_as_it_is() -
     assert KEY not in world.logs
 
 
+async def test_those_of_many_steps_leave_with_one_registration() -> None:
+    """Each look at thousands of damaged logs in one turn kept the loop from everything else, once a second."""
+    world = World()
+    many = [PartitionKey(KEY.topic_id, number) for number in range(3)]
+    cached = CachedPartition(state((1, 2, 3)), 10, (1, 2, 3))
+    world.metadata.update([CachedTopic("t", KEY.topic_id, {}, dict.fromkeys(range(3), cached))], full=True)
+    for key in many:
+        world.hosted[key] = SimpleNamespace(key=key, partition=world.hosted[KEY].partition)
+    world.logs.found(set(many))
+    steps = world.logs.look(at_once=1)
+    next(steps)
+    assert (len(world.left), world.registrations) == (1, 0)
+    world.logs.found({*many} - {next(key for key in many if key not in world.left)})  # mended before its turn
+    assert len(list(steps)) == 2
+    assert (len(world.left), world.registrations) == (2, 1)
+
+
 async def test_while_nobody_leads_it_does_not_register_anew() -> None:
     """It would be given up, again and again, and the broker's leaderships move each time."""
     world = World((2, 3))
@@ -317,7 +338,7 @@ async def test_while_nobody_leads_it_does_not_register_anew() -> None:
     await world.begun()
     assert (world.left, world.registrations) == ([], 0)
     world.know(state((2, 3), epoch=7))
-    world.logs.tick()
+    world.look()
     assert (world.left, world.registrations) == ([KEY], 1)
 
 
@@ -327,11 +348,11 @@ async def test_a_leader_that_the_isr_cannot_spare_tells_the_controller_once() ->
     await world.begun()
     assert (world.registrations, world.reports) == (0, 0)  # another leads
     world.know(state((1,), leader=ME, epoch=6))
-    world.logs.tick()
+    world.look()
     assert world.reports == 0  # nobody else could
     world.know(state((1, 2), leader=ME, epoch=7))
-    world.logs.tick()
-    world.logs.tick()
+    world.look()
+    world.look()
     assert (world.registrations, world.reports) == (0, 1)
     assert world.logs.is_damaged(KEY)
     assert KEY not in world.logs
@@ -340,9 +361,9 @@ async def test_a_leader_that_the_isr_cannot_spare_tells_the_controller_once() ->
     await world.begun()
     assert world.reports == 1  # what follows is asked for with it, as where a disk is failing and each moment has more
     world.now_ms += REPORT_GAP_MS
-    world.logs.tick()
+    world.look()
     world.now_ms += REPORT_GAP_MS
-    world.logs.tick()
+    world.look()
     assert world.reports == 2
 
 
@@ -351,11 +372,11 @@ async def test_the_controller_hears_that_a_log_is_damaged_no_more() -> None:
     world = World((1, 2))
     await world.begun()
     world.logs.found({KEY})
-    world.logs.tick()
+    world.look()
     assert world.reports == 0
     world.logs.found(set())  # the log was cut there as a follower's, or does not begin as early any more
-    world.logs.tick()
-    world.logs.tick()
+    world.look()
+    world.look()
     assert world.reports == 1
     assert not world.logs.is_damaged(KEY)
 
@@ -399,13 +420,13 @@ async def test_what_does_not_come_about_is_given_up_and_tried_again_later() -> N
     world = World()
     await world.begun()
     world.now_ms += PATIENCE_MS
-    world.logs.tick()
+    world.look()
     assert KEY not in world.logs
     world.now_ms += RETRY_MS - 1
-    world.logs.tick()
+    world.look()
     assert world.registrations == 1
     world.now_ms += 1
-    world.logs.tick()
+    world.look()
     assert world.registrations == 2
 
 

@@ -17,7 +17,7 @@ The controller hears that it is damaged with the answers to instructions, and le
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from logging import ERROR, WARNING
 
 from highwater.errors import ErrorCode
@@ -39,6 +39,7 @@ partition_lines = SummedLog(get_logger("replica_manager.damaged_logs"))
 
 PATIENCE_MS = 15_000
 RETRY_MS = 60_000
+LOOKED_AT_ONCE = 500  # each is some 5 us
 REPORT_GAP_MS = 5_000  # between two reports: with each the controller asks for all that the broker hosts
 _NOT_YET = StorageError(
     ErrorCode.LOG_STORAGE_ERROR,
@@ -129,49 +130,54 @@ class DamagedLogs:
             partition_lines.note(ERROR, "a log is damaged", pairs(partition=key))
             self._due_ms[key] = self._now_ms()
 
-    def tick(self) -> None:
-        """To be called every second or so."""
+    def look(self, at_once: int = LOOKED_AT_ONCE) -> Iterator[None]:
+        """What is due, to be gone through to its end every second or so; others may have their turn at each step, which
+        is taken after `at_once` logs. The broker registers once, at the end, for all that have left."""
         now_ms = self._now_ms()
         for key, since_ms in list(self._leaving_since_ms.items()):
             if now_ms - since_ms >= PATIENCE_MS and key not in self._dropping:
                 self._give_up(key)
-        begun = [key for key, due_ms in self._due_ms.items() if now_ms >= due_ms and self._may_leave(key)]
-        for key in begun:
-            partition_lines.note(WARNING, "a damaged log leaves the ISR", pairs(partition=key))
-            self._leaving_since_ms[key] = now_ms
-            self._left_under[key] = self._broker_epoch()
-            self._leave(self._hosted[key])
+        begun = False
+        for number, key in enumerate(list(self._due_ms), start=1):
+            begun |= self._look_at(key, now_ms)
+            if number % at_once == 0:
+                yield
         if begun:
             self._register_anew()
-        kept = {key for key in self._due_ms.keys() - self._reported if self._should_give_way(key)}
-        self._reported |= kept
-        self._report_due |= bool(kept)
         if self._report_due and now_ms >= self._report_from_ms:
             self._report_due, self._report_from_ms = False, now_ms + REPORT_GAP_MS
             self._report()
+
+    def _look_at(self, key: PartitionKey, now_ms: int) -> bool:
+        """Tells whether it leaves the ISR from now on."""
+        hosted, due_ms = self._hosted.get(key), self._due_ms.get(key)
+        if hosted is None or due_ms is None or key in self._leaving_since_ms:
+            return False
+        if now_ms < due_ms and key in self._reported:
+            return False
+        state = self._known_state(hosted)
+        if state is None or state.leader == NO_LEADER:
+            return False  # it would be given up at once, and to register anew costs the broker its leaderships
+        if now_ms >= due_ms and self._can_spare(hosted, state):
+            partition_lines.note(WARNING, "a damaged log leaves the ISR", pairs(partition=key))
+            self._leaving_since_ms[key] = now_ms
+            self._left_under[key] = self._broker_epoch()
+            self._leave(hosted)
+            return True
+        if key not in self._reported and state.leader == self._broker_id and self._others(state) > 0:
+            self._reported.add(key)  # another member of the ISR could lead in its place: the controller decides
+            self._report_due = True
+        return False
 
     def _give_up(self, key: PartitionKey) -> None:
         partition_lines.note(WARNING, "a damaged log cannot be mended now", pairs(partition=key))
         del self._leaving_since_ms[key]
         self._due_ms[key] = self._now_ms() + RETRY_MS
 
-    def _may_leave(self, key: PartitionKey) -> bool:
-        """Tells whether the ISR can spare it, as far as is known here: the leader or the controller decides."""
-        hosted = self._hosted.get(key)
-        if hosted is None or key in self._leaving_since_ms:
-            return False
-        partition, state = hosted.partition, self._known_state(hosted)
-        if state is None or state.leader == NO_LEADER:
-            return False  # it would be given up at once, and to register anew costs the broker its leaderships
+    def _can_spare(self, hosted: HostedPartition, state: PartitionState) -> bool:
+        """Tells whether enough others are in the ISR, as far as is known here: the leader or the controller decides."""
+        partition = hosted.partition
         return self._others(state) >= max(1, fewest_sound(partition.min_insync_replicas, partition.replicas))
-
-    def _should_give_way(self, key: PartitionKey) -> bool:
-        """Tells whether another member of the ISR could lead in its place, which the controller decides."""
-        hosted = self._hosted.get(key)
-        if hosted is None or key in self._leaving_since_ms:
-            return False
-        state = self._known_state(hosted)
-        return state is not None and state.leader == self._broker_id and self._others(state) > 0
 
     def _known_state(self, hosted: HostedPartition) -> PartitionState | None:
         """The newest."""
