@@ -218,7 +218,7 @@ class ReplicaManagerProcess(Process):
         self.replica_manager.tick()
         self._hear_of_damage()
         if not self._looks_at_damage:
-            self._look_at_damage(self.replica_manager.damaged_logs.look(at_once=1))
+            self._look_at_damage(self.replica_manager.damaged_logs.look())
         self.after(self.world.settings.tick_ms, self.tick)
 
     def _look_at_damage(self, steps: Iterator[None]) -> None:

@@ -70,6 +70,7 @@ from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.connections.tls import Certificates, server_credentials
 from highwater.rpc.listeners import Listener
 from highwater.rpc.measured_calls import MeasuredCalls
+from highwater.rpc.process.loop_turn import by_turns
 from highwater.rpc.process.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
 from highwater.security.call_shares import CallShares, part_of_one, peers_shares
@@ -422,8 +423,8 @@ class ReplicaManagerService:
         self.liveness.report_offline_logs()
 
     async def _mend_logs(self) -> None:
-        for _ in self.replica_manager.damaged_logs.look():
-            await asyncio.sleep(0)
+        async for _ in by_turns(self.replica_manager.damaged_logs.look()):
+            pass
 
     def _registered(self) -> None:
         identify(broker_epoch=self.replica_manager.broker_epoch)

@@ -39,7 +39,6 @@ partition_lines = SummedLog(get_logger("replica_manager.damaged_logs"))
 
 PATIENCE_MS = 15_000
 RETRY_MS = 60_000
-LOOKED_AT_ONCE = 500  # each is some 5 us
 REPORT_GAP_MS = 5_000  # between two reports: with each the controller asks for all that the broker hosts
 _NOT_YET = StorageError(
     ErrorCode.LOG_STORAGE_ERROR,
@@ -130,27 +129,26 @@ class DamagedLogs:
             partition_lines.note(ERROR, "a log is damaged", pairs(partition=key))
             self._due_ms[key] = self._now_ms()
 
-    def look(self, at_once: int = LOOKED_AT_ONCE) -> Iterator[None]:
-        """What is due, to be gone through to its end every second or so; others may have their turn at each step, which
-        is taken after `at_once` logs. The broker registers once, at the end, for all that have left."""
+    def look(self) -> Iterator[None]:
+        """Goes through what is due, to its end every second or so, a step for each damaged log: others may have their
+        turn between two. The broker registers once, at the end, for all that have left."""
         now_ms = self._now_ms()
         for key, since_ms in list(self._leaving_since_ms.items()):
             if now_ms - since_ms >= PATIENCE_MS and key not in self._dropping:
                 self._give_up(key)
         begun = False
-        for number, key in enumerate(list(self._due_ms), start=1):
-            begun |= self._look_at(key, now_ms)
-            if number % at_once == 0:
-                yield
+        for key in list(self._due_ms):
+            begun |= self._look_at(key)
+            yield
         if begun:
             self._register_anew()
         if self._report_due and now_ms >= self._report_from_ms:
             self._report_due, self._report_from_ms = False, now_ms + REPORT_GAP_MS
             self._report()
 
-    def _look_at(self, key: PartitionKey, now_ms: int) -> bool:
+    def _look_at(self, key: PartitionKey) -> bool:
         """Tells whether it leaves the ISR from now on."""
-        hosted, due_ms = self._hosted.get(key), self._due_ms.get(key)
+        now_ms, hosted, due_ms = self._now_ms(), self._hosted.get(key), self._due_ms.get(key)
         if hosted is None or due_ms is None or key in self._leaving_since_ms:
             return False
         if now_ms < due_ms and key in self._reported:
