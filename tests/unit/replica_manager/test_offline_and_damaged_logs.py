@@ -140,6 +140,7 @@ class World:
         self.broker_epoch: int | None = 7
         self.registrations = self.counted_anew = self.reports = 0
         self.left: list[PartitionKey] = []
+        self.fails_to_leave = 0  # the n-th
         self.in_etcd: PartitionState | Exception | None = state((2, 3))
         self.read: Callable[[], None] = lambda: None  # before etcd's answer arrives
         self.storage = Storage()
@@ -181,6 +182,8 @@ class World:
 
     def _leave(self, hosted: HostedPartition) -> None:
         self.left.append(hosted.key)
+        if len(self.left) == self.fails_to_leave:
+            raise ArithmeticError
 
     def _register_anew(self) -> None:
         self.registrations += 1
@@ -342,6 +345,44 @@ async def test_those_of_many_steps_leave_with_one_registration() -> None:
     assert (len(world.left), world.registrations) == (2, 1)
 
 
+async def test_a_registration_that_is_new_meanwhile_is_not_made_anew() -> None:
+    """Nothing was fetched under it of what had left before: it costs the broker its leaderships for nothing."""
+    world = World()
+    world.logs.found(world.hosts(2))
+    steps = world.logs.look()
+    next(steps)
+    world.broker_epoch = None
+    assert len(list(steps)) == 1
+    assert (len(world.left), world.registrations) == (2, 0)  # one is under way
+    world.broker_epoch = 8
+    world.look()
+    assert world.registrations == 0
+    assert await world.mend(state((2, 3))) is None
+    assert world.storage.dropped == [(KEY, 5)]
+
+
+async def test_those_that_left_before_a_new_registration_and_after_it_leave_with_another() -> None:
+    world = World()
+    world.logs.found(world.hosts(2))
+    steps = world.logs.look()
+    next(steps)
+    world.broker_epoch = 8
+    assert len(list(steps)) == 1
+    assert world.registrations == 1
+
+
+async def test_where_leaving_fails_the_broker_registers_for_those_that_left_before() -> None:
+    """They are stopped, and nobody has them taken up under the broker epoch that they left under."""
+    world = World()
+    world.logs.found(world.hosts(2))
+    world.fails_to_leave = 2
+    with pytest.raises(ArithmeticError):
+        world.look()
+    assert (len(world.left), world.registrations) == (2, 0)
+    world.look()
+    assert (len(world.left), world.registrations) == (2, 1)
+
+
 async def test_others_have_their_turns_while_logs_leave() -> None:
     """Of 500 that were led the leaving alone took 40 ms."""
     turns = 0
@@ -453,6 +494,7 @@ async def test_it_stays_where_the_isr_cannot_spare_it(
 async def test_what_does_not_come_about_is_given_up_and_tried_again_later() -> None:
     world = World()
     await world.begun()
+    world.broker_epoch = 8
     world.now_ms += PATIENCE_MS
     world.look()
     assert KEY not in world.logs

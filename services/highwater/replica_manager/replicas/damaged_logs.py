@@ -82,6 +82,7 @@ class DamagedLogs:
         self._due_ms: dict[PartitionKey, int] = {}  # damaged: when it may be tried to mend it
         self._leaving_since_ms: dict[PartitionKey, int] = {}
         self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
+        self._last_left_under: int | None = None
         self._dropping: set[PartitionKey] = set()
         self._reported: set[PartitionKey] = set()  # of the damaged, those that are led here
         self._report_due = False
@@ -131,41 +132,38 @@ class DamagedLogs:
 
     def look(self) -> Iterator[None]:
         """Goes through what is due, to its end every second or so, a step for each damaged log: others may have their
-        turn between two. The broker registers once, at the end, for all that have left."""
+        turn between two. The broker registers once, at the end, for all that have left; not where it has done so since
+        the last of them left."""
         now_ms = self._now_ms()
         for key, since_ms in list(self._leaving_since_ms.items()):
             if now_ms - since_ms >= PATIENCE_MS and key not in self._dropping:
                 self._give_up(key)
-        begun = False
         for key in list(self._due_ms):
-            begun |= self._look_at(key)
+            self._look_at(key)
             yield
-        if begun:
+        if self._last_left_under is not None and self._last_left_under == self._broker_epoch():
             self._register_anew()
         if self._report_due and now_ms >= self._report_from_ms:
             self._report_due, self._report_from_ms = False, now_ms + REPORT_GAP_MS
             self._report()
 
-    def _look_at(self, key: PartitionKey) -> bool:
-        """Tells whether it leaves the ISR from now on."""
+    def _look_at(self, key: PartitionKey) -> None:
         now_ms, hosted, due_ms = self._now_ms(), self._hosted.get(key), self._due_ms.get(key)
         if hosted is None or due_ms is None or key in self._leaving_since_ms:
-            return False
+            return
         if now_ms < due_ms and key in self._reported:
-            return False
+            return
         state = self._known_state(hosted)
         if state is None or state.leader == NO_LEADER:
-            return False  # it would be given up at once, and to register anew costs the broker its leaderships
+            return  # it would be given up at once, and to register anew costs the broker its leaderships
         if now_ms >= due_ms and self._can_spare(hosted, state):
             partition_lines.note(WARNING, "a damaged log leaves the ISR", pairs(partition=key))
             self._leaving_since_ms[key] = now_ms
-            self._left_under[key] = self._broker_epoch()
+            self._left_under[key] = self._last_left_under = self._broker_epoch()
             self._leave(hosted)
-            return True
-        if key not in self._reported and state.leader == self._broker_id and self._others(state) > 0:
+        elif key not in self._reported and state.leader == self._broker_id and self._others(state) > 0:
             self._reported.add(key)  # another member of the ISR could lead in its place: the controller decides
             self._report_due = True
-        return False
 
     def _give_up(self, key: PartitionKey) -> None:
         partition_lines.note(WARNING, "a damaged log cannot be mended now", pairs(partition=key))
