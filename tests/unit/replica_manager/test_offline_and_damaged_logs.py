@@ -383,6 +383,24 @@ async def test_where_leaving_fails_the_broker_registers_for_those_that_left_befo
     assert (len(world.left), world.registrations) == (2, 1)
 
 
+async def test_what_was_instructed_under_the_broker_epoch_that_it_left_under_gives_nothing_up() -> None:
+    """Be it under way when the log left, or taken before the broker registers: by what it says this replica leads yet,
+    which has resigned. Given up it would stay away until an election, and the broker register again a minute later."""
+    world = World()
+    world.logs.found(world.hosts(1, leader=ME))
+    steps = world.logs.look()
+    next(steps)
+    for broker_epoch in (7, None):
+        world.broker_epoch = broker_epoch
+        refused = await world.mend(state((1, 2, 3), leader=ME))
+        assert refused is not None
+        assert refused.code is ErrorCode.LOG_STORAGE_ERROR
+        assert KEY in world.logs
+    world.broker_epoch = 8
+    assert await world.mend(state((2, 3), epoch=6)) is None
+    assert world.storage.dropped == [(KEY, 5)]
+
+
 async def test_others_have_their_turns_while_logs_leave() -> None:
     """Of 500 that were led the leaving alone took 40 ms."""
     turns = 0

@@ -197,10 +197,12 @@ class DamagedLogs:
             return (
                 None  # since it was to be mended it was given up, or log-storage started again and knows of no damage
             )
+        if broker_epoch in (None, self._left_under.get(key)):
+            return _NOT_YET  # also where it says that this replica leads: of a leader that has left that is over
         if state.leader in (self._broker_id, NO_LEADER) or not self._is_spared(state, fewest):
             self._give_up(key)
             return None
-        if self._counts(state) or broker_epoch in (None, self._left_under.get(key)):
+        if self._counts(state):
             return _NOT_YET
         self._dropping.add(key)
         try:
