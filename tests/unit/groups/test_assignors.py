@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.groups.assignors import ASSIGNORS, Subscriber
+from highwater.groups.assignors import ASSIGNORS, Subscriber, uniform
 from highwater.groups.assignors.range import assign_range
 from highwater.groups.assignors.uniform import assign_uniform
 from highwater.groups.topics import Topic
@@ -164,3 +166,27 @@ def test_a_large_group_is_shared_out_fast(name: str) -> None:
     again = ASSIGNORS[name](left, topics)
     assert time.process_time() - began < 0.5
     check_whole(left, topics, again)
+
+
+def test_a_move_is_followed_in_the_classes_of_its_members_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All classes were begun with again after each: 1,000 members that share 3,000 topics by twos took 25 s."""
+    looks = 0
+    balance = uniform._Class.balance
+
+    def counted(each: uniform._Class, *arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return balance(each, *arguments)
+
+    monkeypatch.setattr(uniform._Class, "balance", counted)
+    random = Random(1)
+    topics = {bytes([number]) * 16: topic(number, random.choice((1, 1, 1, 40))) for number in range(250)}
+    wanted: list[set[bytes]] = [set() for _ in range(100)]
+    for topic_id in topics:
+        for member in random.sample(wanted, 2):
+            member.add(topic_id)
+    subscribers = [Subscriber(f"m{number:03}", frozenset(each)) for number, each in enumerate(wanted)]
+    found = assign_uniform(subscribers, topics)
+    check_whole(subscribers, topics, found)
+    check_balanced(subscribers, found)
+    assert looks < 20 * len(topics)

@@ -12,7 +12,7 @@ same has one class. Three steps:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 
 from highwater.groups.assignors.assignor import Subscriber, by_subscribers, racks_of
@@ -37,13 +37,29 @@ def assign_uniform(
     racks = {member_id: member.rack for member_id, member in members.items()}
     for each in sorted(classes, key=lambda each: len(each.owned)):
         each.hand_out(loads, racks)
-    while any(each.balance(loads, racks) for each in classes) and len(classes) > 1:
-        pass  # a move in one class may allow one in another; each makes the loads strictly more even
+    _balance(classes, loads, racks)
     result: dict[str, frozenset[PartitionKey]] = {}
     for member_id in members:
         parts = [each.owned[member_id] for each in classes if member_id in each.owned]
         result[member_id] = frozenset().union(*parts)
     return result
+
+
+def _balance(classes: list[_Class], loads: dict[str, int], racks: Mapping[str, str]) -> None:
+    """Moves partitions until no move makes two loads more even: each makes them strictly so. One may allow another in
+    the classes that its two members have, and in no other."""
+    classes_of: dict[str, list[_Class]] = {member_id: [] for member_id in loads}
+    for each in classes:
+        for member_id in each.owned:
+            classes_of[member_id].append(each)
+    waiting = dict.fromkeys(classes)
+    while waiting:
+        each = next(iter(waiting))
+        del waiting[each]
+        for member_id in each.balance(loads, racks):
+            for other in classes_of[member_id]:
+                if other is not each:
+                    waiting[other] = None
 
 
 class _Class:
@@ -94,14 +110,15 @@ class _Class:
     def _racks(self, key: PartitionKey) -> frozenset[str]:
         return racks_of(self.topics[key.topic_id], key.partition)
 
-    def balance(self, loads: dict[str, int], racks: Mapping[str, str]) -> bool:
-        """Moves partitions of the class until no move would make two loads more even. Whether any moved."""
+    def balance(self, loads: dict[str, int], racks: Mapping[str, str]) -> Collection[str]:
+        """Moves partitions of the class until no move would make two loads more even. Returns whose loads are others
+        now."""
         takers = [(loads[member_id], member_id) for member_id in self.owned]
         givers = [(-loads[member_id], member_id) for member_id, owned in self.owned.items() if owned]
         heapify(takers)
         heapify(givers)
         spare: dict[str, list[PartitionKey]] = {}
-        moved = False
+        moved: dict[str, None] = {}
         while givers:
             most, giver = givers[0]
             fewest, taker = takers[0]
@@ -121,7 +138,7 @@ class _Class:
                 self.owned[taker].add(key)
                 loads[giver] -= 1
                 loads[taker] += 1
-                moved = True
+                moved[giver] = moved[taker] = None
         return moved
 
     def _to_give(self, giver: str, rack: str, other: str, spare: dict[str, list[PartitionKey]]) -> PartitionKey:
