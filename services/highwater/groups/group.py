@@ -53,6 +53,10 @@ class Group:
         self.offsets: dict[NamedPartition, OffsetCommitValue] = {}
         self.offset_topics: Counter[str] = Counter()  # partitions with an offset, by topic
         self.topic_subscribers: Counter[str] = Counter()  # by name, patterns aside
+        # The different sets of names that members subscribe to: of each one object, and the members that share it.
+        self.subscriptions: Counter[frozenset[str]] = Counter()
+        self.subscribed_names = 0  # of these sets together
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
         self.pattern_subscribers: Counter[str] = Counter()
         self.assignors: Counter[str] = Counter()
 
@@ -144,6 +148,7 @@ class Group:
 
     def _set_subscription(self, member_id: str, subscription: MemberSubscriptionValue) -> None:
         before = self.members.get(member_id)
+        subscription = replace(subscription, topics=self._sets.get(subscription.topics, subscription.topics))
         self._count(before.subscription if before else NO_SUBSCRIPTION, -1)
         self._count(subscription, 1)
         current = before.current if before else NEW
@@ -165,6 +170,7 @@ class Group:
             del self.instances[member.subscription.instance_id]
 
     def _count(self, subscription: MemberSubscriptionValue, by: int) -> None:
+        self._count_set(subscription.topics, by)
         counters: tuple[tuple[Counter[str], Iterable[str]], ...] = (
             (self.topic_subscribers, subscription.topics),
             (self.pattern_subscribers, (subscription.pattern,)),
@@ -176,6 +182,18 @@ class Group:
                     counter[name] += 1
                 elif name:
                     _count_down(counter, name)
+
+    def _count_set(self, topics: frozenset[str], by: int) -> None:
+        if not topics:
+            return
+        before = self.subscriptions[topics]
+        self.subscriptions[topics] += by
+        if not before:
+            self._sets[topics] = topics
+            self.subscribed_names += len(topics)
+        elif not self.subscriptions[topics]:
+            del self.subscriptions[topics], self._sets[topics]
+            self.subscribed_names -= len(topics)
 
 
 def _count_down(counter: Counter[str], name: str) -> None:

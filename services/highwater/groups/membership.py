@@ -24,7 +24,7 @@ from highwater.groups.requests import (
 )
 from highwater.groups.sessions import Sessions
 from highwater.groups.state import ShardState
-from highwater.groups.validity import check_pattern_of
+from highwater.groups.validity import check_names_of, check_pattern_of
 
 
 class Membership:
@@ -83,7 +83,11 @@ class Membership:
                 f"group {request.group!r} has {len(members)} members (group.consumer.max.size)",
             )
         known = members.get(request.member_id)
+        before = known or former
         refusal = check_pattern_of(group, subscription.pattern, known.subscription.pattern if known else "")
+        refusal = refusal or check_names_of(
+            group, subscription.topics, before.subscription.topics if before else frozenset()
+        )
         if refusal is not None:
             return SessionAnswer(error=refusal)
         value = _subscription_value(subscription, request.instance_id, request.client_host)
@@ -145,6 +149,7 @@ class Membership:
             if not (value.topics or value.pattern):
                 return _refused(ErrorCode.INVALID_REQUEST, "a member subscribes to topics, or to a pattern")
             refusal = check_pattern_of(group, value.pattern, member.subscription.pattern)
+            refusal = refusal or check_names_of(group, value.topics, member.subscription.topics)
             if refusal is not None:
                 return SessionAnswer(error=refusal)
             if value != member.subscription:

@@ -17,6 +17,7 @@ from highwater.model.topic_name import is_legal_topic_name
 LONGEST_GROUP_ID = 32_767  # bytes: what an int16 of the records' keys can say
 LONGEST_NAME = 255  # characters of a member id, instance id, rack and client id
 MOST_TOPICS = 10_000  # that one member may subscribe to by name
+MOST_NAMES = 50_000  # in the different subscriptions of a group's members: each change of the group looks at all
 MOST_PATTERNS = 16  # of all members of a group: each is matched with every topic
 MOST_METADATA_BYTES = 1 << 20  # of all offsets of a commit
 
@@ -69,6 +70,19 @@ def check_pattern_of(group: Group | None, pattern: str, former: str = "") -> Ref
     if not pattern or pattern in patterns or count < MOST_PATTERNS:
         return None
     return _invalid(f"the group's members have {count} patterns: {MOST_PATTERNS} are the most, let some be the same")
+
+
+def check_names_of(group: Group | None, topics: frozenset[str], former: frozenset[str] = frozenset()) -> Refusal | None:
+    """As `check_pattern_of`, of the names of topics."""
+    if group is None or not topics or topics in group.subscriptions:
+        return None
+    count = group.subscribed_names + len(topics) - (len(former) if group.subscriptions[former] == 1 else 0)
+    if count <= MOST_NAMES:
+        return None
+    return _invalid(
+        f"the group's members would have {count} topics in different subscriptions: {MOST_NAMES} are the most, let "
+        "some be the same, or use several groups"
+    )
 
 
 def check_offsets(offsets: Sequence[OffsetToCommit]) -> Refusal | None:

@@ -10,7 +10,7 @@ from highwater.errors import ErrorCode
 from highwater.groups.requests import CommitAnswer, CommitOffsets, Heartbeat, OffsetToCommit, SessionAnswer
 from highwater.groups.shard import GroupShard
 from highwater.groups.topics import TopicImage
-from highwater.groups.validity import MOST_METADATA_BYTES, MOST_PATTERNS
+from highwater.groups.validity import MOST_METADATA_BYTES, MOST_NAMES, MOST_PATTERNS, MOST_TOPICS
 
 
 def said(shard: GroupShard, member: str, pattern: str, epoch: int = 0) -> ErrorCode:
@@ -35,6 +35,40 @@ def test_members_share_a_number_of_patterns() -> None:
     # The only member that has a pattern may have another.
     assert said(shard, "m1", "another.*", epoch=epoch_of(shard, "m1")) is ErrorCode.NONE
     assert said(shard, "more", "t1.*", epoch=epoch_of(shard, "more")) is ErrorCode.INVALID_REQUEST
+
+
+def test_members_share_a_number_of_names() -> None:
+    """Each join looks at all: 40 members of 10,000 names each, of topics that need not be there, took a second."""
+    shard = load([], TopicImage(), 0)
+
+    def subscribes(member: str, number: int, epoch: int = 0) -> ErrorCode:
+        topics = subscription(*(f"t{number}-{each}" for each in range(MOST_TOPICS)))
+        answer = shard.handle(Heartbeat(GROUP, member, epoch, subscription=topics, owned=frozenset()), 0).answer
+        assert isinstance(answer, SessionAnswer)
+        return ErrorCode.NONE if answer.error is None else answer.error.code
+
+    most = MOST_NAMES // MOST_TOPICS
+    for number in range(most):
+        assert subscribes(f"m{number}", number) is ErrorCode.NONE
+    assert subscribes("more", most) is ErrorCode.INVALID_REQUEST
+    assert subscribes("more", 0) is ErrorCode.NONE
+    assert subscribes("more", most, epoch=epoch_of(shard, "more")) is ErrorCode.INVALID_REQUEST
+    # The only member that has a subscription may have another.
+    assert subscribes("m1", most, epoch=epoch_of(shard, "m1")) is ErrorCode.NONE
+    assert subscribes("more", 1, epoch=epoch_of(shard, "more")) is ErrorCode.INVALID_REQUEST
+    # One that leaves makes room.
+    shard.handle(Heartbeat(GROUP, "m2", -1), 0)
+    assert subscribes("more", 1, epoch=epoch_of(shard, "more")) is ErrorCode.NONE
+
+
+def test_members_that_subscribe_to_the_same_share_its_names() -> None:
+    """Each had its own: 10,000 long names are 3 MB a member."""
+    shard = load([], TopicImage(), 0)
+    for member in ("a", "b", "c"):
+        topics = subscription(*(f"orders-{each}" for each in range(3)))
+        shard.handle(Heartbeat(GROUP, member, 0, subscription=topics, owned=frozenset()), 0)
+    members = shard.state.groups[GROUP].members.values()
+    assert len({id(each.subscription.topics) for each in members}) == 1
 
 
 def test_the_metadata_of_a_commit_is_bounded() -> None:
