@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from highwater.errors import ErrorCode
@@ -12,6 +12,8 @@ from highwater.security.principal import Principal, principal_of
 
 MAX_KEPT = 10_000  # decisions of one principal, by name and by id
 MAX_PRINCIPALS = 64  # whose decisions outlive their calls
+Told = Callable[[], Iterable[None] | None]
+"""Called after a change of the ACLs. Between two steps of its answer others may have their turn."""
 _ERRORS = {
     ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
@@ -106,7 +108,7 @@ class Authorization:
     def __init__(self, authorizer: Authorizer, topic_of: Callable[[bytes], str | None]) -> None:
         self.authorizer = authorizer
         self._topic_of = topic_of
-        self._told: set[Callable[[], None]] = set()
+        self._told: set[Told] = set()
         self._accesses: dict[Principal, Access] = {}
 
     def access(self, context: Any) -> Access:
@@ -119,11 +121,11 @@ class Authorization:
             found = self._accesses[principal] = Access(self.authorizer, principal, self._topic_of)
         return found
 
-    def on_change(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Has `tell` called after each change of the ACLs; the answer ends that."""
+    def on_change(self, tell: Told) -> Callable[[], None]:
+        """Has `tell` called, and its steps taken, after each change of the ACLs; the answer ends that."""
         self._told.add(tell)
         return lambda: self._told.discard(tell)
 
-    def listening(self) -> list[Callable[[], None]]:
+    def listening(self) -> list[Told]:
         """Those who are to be told of a change now."""
         return list(self._told)

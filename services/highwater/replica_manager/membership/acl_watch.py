@@ -33,5 +33,6 @@ class AclWatch:
                     await asyncio.sleep(0)
                 logger.info("ACLs revision=%d count=%d", revision, len(acls))
                 for tell in self._authorization.listening():  # each may have much to look at
-                    tell()
+                    for _ in tell() or ():
+                        await asyncio.sleep(0)
                     await asyncio.sleep(0)
