@@ -10,6 +10,7 @@ from counted_turns import with_turns
 from highwater.errors import ErrorCode
 from highwater.groups import requests as req
 from highwater.groups.topics import TopicImage
+from highwater.replica_manager.server import group_servicer
 from highwater.replica_manager.server.group_servicer import GroupServicer
 from highwater.rpc.listeners import Listener
 from highwater.rpc.process import loop_turn
@@ -125,3 +126,25 @@ async def test_groups_that_are_deleted(coordinator: Coordinator) -> None:
     response, turns = await with_turns(servicer(coordinator).DeleteGroups(request, NOTHING))
     assert codes(response.groups) == [0] * (MANY - 1) + [REFUSED.code]
     assert turns >= 0.9 * MANY
+
+
+async def test_a_description_of_groups_is_no_larger_than_a_message(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 groups with 5,000 offsets each were gigabytes, made in memory for an answer that nobody could be sent."""
+
+    async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
+        coordinator.asked.append(request)
+        offsets = tuple(req.FetchedOffset(req.NamedPartition("t", number), None) for number in range(MANY))
+        return req.GroupDescription(group, req.GroupState.EMPTY, offsets=offsets)
+
+    monkeypatch.setattr(coordinator, "ask", ask)
+    monkeypatch.setattr(group_servicer, "MAX_DESCRIBED_BYTES", 10_000)
+    request = group_pb2.DescribeGroupsRequest(groups=[f"g{number}" for number in range(MANY)], include_offsets=True)
+    response = await servicer(coordinator).DescribeGroups(request, NOTHING)
+    described = [each for each in response.groups if not each.HasField("error")]
+    assert 0 < len(described) == len(coordinator.asked) - 1 < MANY
+    assert sum(each.ByteSize() for each in described) <= 10_000
+    refused = response.groups[len(described) :]
+    assert {each.error.code for each in refused} == {int(ErrorCode.INVALID_REQUEST)}
+    assert [each.group for each in response.groups] == list(request.groups)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import grpc.aio
 
+from highwater.errors import ErrorCode
 from highwater.groups import requests as req
 from highwater.replica_manager.admission.throttling import Throttling
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
@@ -15,6 +16,7 @@ from highwater.replica_manager.server import group_messages as wire
 from highwater.replica_manager.server.group_session import GroupSession
 from highwater.replica_manager.server.refused import Divided, may_not, name_refusal
 from highwater.replica_manager.server.refused import Refusal as Refused
+from highwater.rpc.connections.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.process.loop_turn import by_turns
@@ -28,6 +30,13 @@ from highwater.v1 import common_pb2, group_pb2, group_pb2_grpc
 logger = get_logger("replica_manager.group_servicer")
 
 LONGEST_HOST = 255
+MAX_DESCRIBED_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+"""Of a DescribeGroups: a group may have an offset for each partition there is, and members that name 10,000 topics."""
+
+_TOO_MUCH = req.Refusal(
+    ErrorCode.INVALID_REQUEST,
+    f"the answer would have more than {MAX_DESCRIBED_BYTES} bytes: ask for fewer groups at a time, or without offsets",
+)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -244,14 +253,19 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         groups, refusal = wire.groups_of(request)
         image = self._coordinator.image
         access = self._access(context)
-        found = []
+        found, size = [], 0
         for group in dict.fromkeys(groups):
             asked = req.DescribeGroup(group, request.include_offsets)
             refused = refusal or _may_not(access, Operation.DESCRIBE, group)
+            if size > MAX_DESCRIBED_BYTES:
+                refused = refused or _TOO_MUCH
             answer = refused or await self._coordinator.ask(group, asked)
             described = wire.description(group, answer, image)
             if access is not None:
                 _leave_out_unseen(described, access)
+            size += described.ByteSize()
+            if size > MAX_DESCRIBED_BYTES and not described.HasField("error"):
+                described = wire.description(group, _TOO_MUCH, image)
             found.append(described)
             await asyncio.sleep(0)
         return group_pb2.DescribeGroupsResponse(groups=found)
