@@ -130,7 +130,7 @@ async def test_a_delivery_times_out_and_names_the_last_error() -> None:
         with pytest.raises(DeliveryTimeoutError, match="within 1.5 s; the last error was NOT_ENOUGH_REPLICAS"):
             await delivery
         # A try that is on its way when it is given up is judged by the broker all the same.
-        await cluster.until(lambda: producer._topics["t"].partitions[0].queue.in_flight == 0)
+        await cluster.until(lambda: producer._topics["t"].of(0).queue.in_flight == 0)
         cluster.brokers[1].produce_error = lambda partition, header: ErrorCode.NONE
         assert (await producer.send_and_wait("t", b"w")).offset == 0
         await producer.stop()
@@ -146,7 +146,7 @@ async def test_after_a_batch_was_given_up_the_partition_goes_on_under_a_higher_e
             with pytest.raises(DeliveryTimeoutError):
                 await producer.send_and_wait("t", b"lost")
             # A try that is on its way when it is given up is judged by the broker all the same.
-            await cluster.until(lambda: producer._topics["t"].partitions[0].queue.in_flight == 0)
+            await cluster.until(lambda: producer._topics["t"].of(0).queue.in_flight == 0)
             broker.produce_error = lambda partition, header: ErrorCode.NONE
             await producer.send_and_wait("t", b"2")
             await producer.send_and_wait("t", b"3")
@@ -164,7 +164,7 @@ async def test_a_batch_that_was_given_up_on_its_way_and_appended_after_all_stand
             await producer.send_and_wait("t", b"1")
             broker.produce_error = lambda partition, header: ErrorCode.NOT_ENOUGH_REPLICAS
             late = await producer.send("t", b"late")
-            queue = producer._topics["t"].partitions[0].queue
+            queue = producer._topics["t"].of(0).queue
             await cluster.until(lambda: queue.retrying)
             broker.before_append = held.wait  # the next try is not judged before it is given up
             broker.produce_error = lambda partition, header: ErrorCode.NONE

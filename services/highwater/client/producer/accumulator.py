@@ -113,6 +113,8 @@ class TopicAccumulator:
         "_max_record_bytes",
         "_memory",
         "_partition_of_key",
+        "_queue_of",
+        "_used",
         "_wake",
         "batch_format",
         "full_bytes",
@@ -135,13 +137,15 @@ class TopicAccumulator:
         clock_ms: Callable[[], float],
         choose: Callable[[TopicAccumulator], int],
         wake: Callable[[PartitionAccumulator], None],
+        queue_of: Callable[[str, int], PartitionQueue],
         parent: Callable[[], Parent | None] = no_span,
     ) -> None:
-        """`parent` tells, once for each batch, in which span its first record is sent."""
+        """`queue_of` makes the queue of a partition, when it is first sent to: of thousands a producer may use a few.
+        `parent` tells, once for each batch, in which span its first record is sent."""
         self.name = name
         self.parent = parent
         self.batch_format = batch_format
-        self.partitions: list[PartitionAccumulator] = []
+        self.partitions = 0  # as many as the topic has
         self.sticky = -1  # of keyless records; -1: chosen with the next one
         self.ratio: float | None = None  # bytes accumulated for a byte on the wire, as lately seen
         self.full_bytes = batch_bytes  # accumulated bytes that should make a batch of `batch_bytes`
@@ -151,12 +155,23 @@ class TopicAccumulator:
         self._clock_ms = clock_ms
         self._choose = choose
         self._wake = wake
+        self._queue_of = queue_of
+        self._used: dict[int, PartitionAccumulator] = {}
         self._partition_of_key: dict[bytes, int] = {}
         self.yield_due = False  # a batch was closed: a task that only sends must let the sender run
 
-    def add_partition(self, queue: PartitionQueue) -> None:
-        self.partitions.append(PartitionAccumulator(self, queue))
-        self._partition_of_key.clear()
+    def has_partitions(self, partitions: int) -> None:
+        """The topic has so many; it may have had fewer before."""
+        if partitions > self.partitions:
+            self.partitions = partitions
+            self._partition_of_key.clear()
+
+    def of(self, partition: int) -> PartitionAccumulator:
+        """That of a partition which the topic has."""
+        found = self._used.get(partition)
+        if found is None:
+            found = self._used[partition] = PartitionAccumulator(self, self._queue_of(self.name, partition))
+        return found
 
     def append(
         self,
@@ -192,9 +207,9 @@ class TopicAccumulator:
                 partition = self.sticky
                 if partition < 0:
                     partition = self.sticky = self._choose(self)
-        elif not 0 <= partition < len(self.partitions):
+        elif not 0 <= partition < self.partitions:
             raise InvalidRequestError(
-                f"topic {self.name} has partitions 0 to {len(self.partitions) - 1}, there is no {partition}"
+                f"topic {self.name} has partitions 0 to {self.partitions - 1}, there is no {partition}"
             )
         timestamp_ms = int(time() * 1000) if timestamp_ms is None else checked_timestamp(timestamp_ms)
         pairs: tuple[RecordHeader, ...] = ()
@@ -209,7 +224,7 @@ class TopicAccumulator:
         memory = self._memory
         if memory.used_bytes + size > memory.limit_bytes and not memory.fits(size):
             return None
-        accumulator = self.partitions[partition]
+        accumulator = self._used.get(partition) or self.of(partition)
         batch = accumulator.open
         if type(batch) is not OpenBatch:
             accumulator.close()  # rows of tables that came before it
@@ -236,7 +251,7 @@ class TopicAccumulator:
     def _place(self, key: bytes) -> int:
         if len(self._partition_of_key) >= MAX_CACHED_KEYS:
             self._partition_of_key.clear()
-        partition = partition_for_key(key, len(self.partitions))
+        partition = partition_for_key(key, self.partitions)
         self._partition_of_key[key] = partition
         return partition
 

@@ -51,6 +51,8 @@ from highwater.telemetry.application_span import application_span, no_span
 
 # A tight loop of sends lets the event loop run once in so many records of a batch.
 _YIELD_MASK = 1023
+# Partitions drawn for a batch of records without keys, before all that are led are looked for.
+_DRAWS = 8
 # Rows that are encoded once to see how well a topic's tables compress.
 _SAMPLE_ROWS = 2000
 # Few rows of so many partitions are handed over in one turn of the event loop, so that they share requests.
@@ -283,7 +285,7 @@ class Producer:
             RecordTooLargeError, InvalidRequestError, InvalidTimestampError: this record can never be sent.
         """
         accumulator = self._topics.get(topic)
-        if accumulator is not None and (partition is None or partition < len(accumulator.partitions)):
+        if accumulator is not None and (partition is None or partition < accumulator.partitions):
             delivery = accumulator.append(value, key, headers, timestamp_ms, partition)
             if delivery is not None:
                 if accumulator.yield_due or delivery.index & _YIELD_MASK == _YIELD_MASK:
@@ -367,7 +369,7 @@ class Producer:
         columns = TableColumns(key_column, value_column, timestamp_column, headers_column)
         rows = normalised(as_table(table), columns)
         accumulator = await self._accumulator(topic, partition)
-        partitions = len(accumulator.partitions)
+        partitions = accumulator.partitions
         if partition is not None and not 0 <= partition < partitions:
             raise InvalidRequestError(f"topic {topic} has partitions 0 to {partitions - 1}, there is no {partition}")
         if accumulator.ratio is None and rows.num_rows:
@@ -421,7 +423,7 @@ class Producer:
 
     async def partitions_for(self, topic: str) -> int:
         """The topic's number of partitions, by the latest metadata. Raises `UnknownTopicError`, `NetworkError`."""
-        return len((await self._accumulator(topic)).partitions)
+        return (await self._accumulator(topic)).partitions
 
     @property
     def producer_id(self) -> int:
@@ -450,7 +452,7 @@ class Producer:
             info = await self._cluster.topic(topic, self._max_block_s)
             self._check_running()
             found = self._topics.get(topic) or self._new_accumulator(info)
-        if partition is not None and partition >= len(found.partitions):
+        if partition is not None and partition >= found.partitions:
             await self._cluster.refresh()
         return found
 
@@ -465,36 +467,41 @@ class Producer:
             clock_ms=lambda: monotonic() * 1000,
             choose=self._choose_partition,
             wake=self._sender.activate,
+            queue_of=self._queue_of,
             parent=no_span if self._cluster.tracer is None else application_span,
         )
-        self._add_partitions(accumulator, len(info.partitions))
+        accumulator.has_partitions(len(info.partitions))
         self._topics[info.topic] = accumulator
         return accumulator
 
-    def _add_partitions(self, accumulator: TopicAccumulator, partitions: int) -> None:
-        for partition in range(len(accumulator.partitions), partitions):
-            queue = PartitionQueue(
-                accumulator.name,
-                partition,
-                idempotent=self._idempotent,
-                max_in_flight=self._max_in_flight,
-                retry=self._retry,
-                random=random.random,
-            )
-            accumulator.add_partition(queue)
+    def _queue_of(self, topic: str, partition: int) -> PartitionQueue:
+        return PartitionQueue(
+            topic,
+            partition,
+            idempotent=self._idempotent,
+            max_in_flight=self._max_in_flight,
+            retry=self._retry,
+            random=random.random,
+        )
 
     def _choose_partition(self, accumulator: TopicAccumulator) -> int:
         """The partition of the next batch of records without keys: one that has a leader, where there is one."""
-        partitions = len(accumulator.partitions)
-        led = [index for index in range(partitions) if self._cluster.leader(accumulator.name, index) is not None]
-        return random.choice(led or range(partitions))
+        partitions = range(accumulator.partitions)
+        for _ in range(_DRAWS):
+            drawn = random.choice(partitions)
+            if self._is_led(accumulator, drawn):
+                return drawn
+        return random.choice([each for each in partitions if self._is_led(accumulator, each)] or partitions)
+
+    def _is_led(self, accumulator: TopicAccumulator, partition: int) -> bool:
+        return self._cluster.metadata.leader_address(accumulator.name, partition) is not None
 
     def _metadata_changed(self) -> None:
         for name, accumulator in self._topics.items():
             info = self._cluster.metadata.topic(name)
             if info is None:
                 continue
-            self._add_partitions(accumulator, len(info.partitions))
+            accumulator.has_partitions(len(info.partitions))
             rows_only = info.config.get("payload.format") == "rows"
             accumulator.batch_format = BatchFormat(self._codec, rows_only, self._max_request_bytes)
         if self._running:

@@ -121,7 +121,7 @@ class Sender:
 
     def add_chunk(self, topic: TopicAccumulator, chunk: TableChunk) -> TablePart:
         """Rows of a table, behind everything that their partition already has."""
-        accumulator = topic.partitions[chunk.partition]
+        accumulator = topic.of(chunk.partition)
         self._memory.used_bytes += chunk.size_bytes
         part = self._join(accumulator, chunk) if chunk.size_bytes < SMALL_CHUNK_BYTES else self._own(accumulator, chunk)
         self.activate(accumulator)
