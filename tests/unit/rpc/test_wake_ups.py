@@ -1,0 +1,124 @@
+"""Of many calls whose answers have come, a loop hears in few turns."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from highwater.rpc.connections.channel import open_channel
+from highwater.rpc.connections.wake_ups import with_wake_ups_taken
+
+CALLS = 1_000
+ECHO = "/test.Echo/Echo"
+
+
+class Echo(grpc.GenericRpcHandler):
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """In threads of its own: it answers whatever the loop does."""
+    with futures.ThreadPoolExecutor(4) as threads:
+        made = grpc.server(threads, handlers=(Echo(),))
+        port = made.add_insecure_port("127.0.0.1:0")
+        made.start()
+        yield f"127.0.0.1:{port}"
+        made.stop(None).wait()
+
+
+async def turns_of_calls(address: str) -> int:
+    """The loop's turns until it has heard of the answers to `CALLS` calls, which came while it did something else."""
+    channel = open_channel(address)
+    call = channel.unary_unary(ECHO)
+    await call(b"connected")
+    calls = [asyncio.ensure_future(call(b"%d" % number)) for number in range(CALLS)]
+    await asyncio.sleep(0.05)  # they are sent
+    time.sleep(1.0)  # noqa: ASYNC251  (what the loop does meanwhile)
+    turns = 0
+    while not all(each.done() for each in calls):
+        await asyncio.sleep(0)
+        turns += 1
+    assert [await each for each in calls] == [b"%d" % number for number in range(CALLS)]
+    await channel.close()
+    return turns
+
+
+async def test_a_loop_hears_in_few_turns_of_the_answers_to_many_calls(server: str) -> None:
+    """It was one answer a turn, from some 280 on."""
+    assert await turns_of_calls(server) < CALLS / 5
+
+
+async def test_a_loop_of_another_thread_may_have_taken_what_this_one_was_woken_for() -> None:
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    loop = asyncio.get_running_loop()
+    problems: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, problem: problems.append(problem))
+    woken = asyncio.Event()
+
+    def take_one() -> None:
+        woken.set()
+        read.recv(4096)  # the other
+        read.recv(1)
+
+    with_wake_ups_taken(lambda: loop.add_reader(read, take_one))
+    write.send(b"111")
+    await woken.wait()
+    await asyncio.sleep(0)
+    loop.remove_reader(read)
+    read.close()
+    write.close()
+    assert not problems
+
+
+@pytest.mark.parametrize(("waiting", "taken"), [(1, 1), (2, 1), (127, 1), (200, 2)])
+async def test_all_bytes_that_wait_are_taken(waiting: int, taken: int) -> None:
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    loop = asyncio.get_running_loop()
+    times = 0
+
+    def take_one() -> None:
+        nonlocal times
+        read.recv(1)
+        times += 1
+        if times == 1 and waiting > 127:
+            write.send(b"1" * 3)  # of the thread, which found room
+
+    with_wake_ups_taken(lambda: loop.add_reader(read, take_one))
+    write.send(b"1" * waiting)
+    while not times:  # noqa: ASYNC110  (once)
+        await asyncio.sleep(0)
+    assert times == taken
+    with pytest.raises(BlockingIOError):
+        read.recv(1)
+    loop.remove_reader(read)
+    read.close()
+    write.close()
+
+
+async def test_the_loop_is_as_it_was_afterwards() -> None:
+    loop = asyncio.get_running_loop()
+    before = loop.add_reader
+
+    def failing() -> None:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        with_wake_ups_taken(failing)
+    assert loop.add_reader == before
+    assert "add_reader" not in vars(loop)
+
+
+def test_without_a_running_loop_nothing_is_changed() -> None:
+    made: Callable[[], int] = lambda: 7  # noqa: E731
+    assert with_wake_ups_taken(made) == 7
