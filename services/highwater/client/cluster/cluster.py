@@ -448,7 +448,7 @@ class Cluster:
                     asking.add(task)
                     asked[task] = address
                 patience_s = METADATA_PATIENCE_S if address is not None else None
-                done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                done, asking = await _first_of(asking, patience_s)
                 if not done and address is not None:
                     self._asked_last_until[address] = monotonic() + ASKED_LAST_S
                 errors = {task: task.exception() for task in done}
@@ -535,3 +535,15 @@ def _why(reasons: Mapping[str, Sequence[str]]) -> str:
         f"{', '.join(tried)}: {reason}" if len(reasons) > 1 else reason for reason, tried in reasons.items()
     )
     return f"{told and ': '}{told}; is the cluster up?"
+
+
+async def _first_of(
+    asking: set[asyncio.Task[MetadataAnswer]], patience_s: float | None
+) -> tuple[set[asyncio.Task[MetadataAnswer]], set[asyncio.Task[MetadataAnswer]]]:
+    """Those that have ended, none after `patience_s`, and the others. Where this process itself was late by as much,
+    the answers may have come and are read first: a process that cannot keep up must not ask more."""
+    while True:
+        began_s = monotonic()
+        done, left = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if done or patience_s is None or monotonic() - began_s < 2 * patience_s:
+            return done, left

@@ -12,7 +12,7 @@ from highwater.client.cluster.metadata import MetadataAnswer
 # thousand clients of a partition that has no leader must not keep those who are to help it busy with their questions.
 MIN_REFRESH_INTERVAL_S = 0.1
 MAX_REFRESH_INTERVAL_S = 0.5
-MAX_SLOW_REFRESH_INTERVAL_S = 2.0
+MAX_SLOW_REFRESH_INTERVAL_S = 10.0
 SAME_ANSWERS = 5
 """As many in a row leave the interval as it is: others lead what a killed broker led after 0.3 to 0.4 s (RULES 8.3),
 and who asks again at 0.7 s has stood still for as long again."""
