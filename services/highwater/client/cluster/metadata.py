@@ -34,7 +34,7 @@ class PartitionInfo:
     offline_replicas: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class TopicInfo:
     """`partitions` is indexed by partition number."""
 
@@ -139,13 +139,19 @@ class Metadata:
         if known.topic_id != topic.topic_id:
             self._replaced_ids.append(known.topic_id)
             return topic
+        if known is topic:
+            return topic
         partitions = list(topic.partitions)
+        newer = False
         for old in known.partitions:
             if old.partition >= len(partitions):
                 partitions.append(old)  # an answer from before the partitions were added
             elif old.leader_epoch > partitions[old.partition].leader_epoch:
                 partitions[old.partition] = old
-        return replace(topic, partitions=tuple(partitions))
+            else:
+                continue
+            newer = True
+        return replace(topic, partitions=tuple(partitions)) if newer else topic
 
     def learn_leader(self, topic: str, topic_id: bytes, partition: int, leader: int, leader_epoch: int) -> bool:
         """A leader named in an error answer, or only an epoch (`leader` NO_LEADER) that a batch was seen with. True: it
