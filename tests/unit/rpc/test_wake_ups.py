@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -17,11 +19,18 @@ from highwater.rpc.connections.wake_ups import with_wake_ups_taken
 
 CALLS = 1_000
 ECHO = "/test.Echo/Echo"
+SLOW_ECHO = "/test.Echo/Slow"
 
 
 class Echo(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+        slow = handler_call_details.method == SLOW_ECHO
+        return grpc.unary_unary_rpc_method_handler(answered_late if slow else lambda request, context: request)
+
+
+def answered_late(request: bytes, context: grpc.ServicerContext) -> bytes:
+    time.sleep(float(request))
+    return request
 
 
 @pytest.fixture
@@ -104,6 +113,107 @@ async def test_all_bytes_that_wait_are_taken(waiting: int, taken: int) -> None:
     loop.remove_reader(read)
     read.close()
     write.close()
+
+
+def test_of_loops_in_several_threads_one_hears_of_whatever_happens() -> None:
+    """Each had taken the byte that was left for the other to begin with: once in some hundred times nobody heard."""
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    queue: collections.deque[int] = collections.deque()
+    stopped = threading.Event()
+
+    def take_one() -> None:
+        read.recv(1)
+        while queue:
+            queue.popleft()
+
+    async def hear() -> None:
+        loop = asyncio.get_running_loop()
+        with_wake_ups_taken(lambda: loop.add_reader(read, take_one))
+        while not stopped.is_set():  # noqa: ASYNC110  (of another thread)
+            await asyncio.sleep(0.02)
+        loop.remove_reader(read)
+
+    loops = [threading.Thread(target=asyncio.run, args=(hear(),)) for _ in range(2)]
+    for each in loops:
+        each.start()
+    try:
+        end_s = time.monotonic() + 1.5
+        while time.monotonic() < end_s:
+            for number in range(3):
+                queue.append(number)
+                write.send(b"1")
+            unheard_s = time.monotonic() + 10
+            while queue:
+                time.sleep(0)
+                assert time.monotonic() < unheard_s
+    finally:
+        stopped.set()
+        for each in loops:
+            each.join()
+        read.close()
+        write.close()
+
+
+async def test_events_behind_one_that_raises_are_heard_of() -> None:
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    loop = asyncio.get_running_loop()
+    problems: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, problem: problems.append(problem))
+    queue = collections.deque([RuntimeError("Event loop is closed"), RuntimeError("Event loop is closed"), None])
+
+    def take_one() -> None:
+        read.recv(1)
+        while queue:
+            if (problem := queue.popleft()) is not None:
+                raise problem
+
+    with_wake_ups_taken(lambda: loop.add_reader(read, take_one))
+    write.send(b"111")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not queue
+    assert [str(each["exception"]) for each in problems] == ["Event loop is closed"] * 2
+    with pytest.raises(BlockingIOError):
+        read.recv(1)  # as from any socket again
+    loop.remove_reader(read)
+    read.close()
+    write.close()
+
+
+async def test_an_answer_behind_those_to_a_loop_that_was_closed_is_heard_of(server: str) -> None:
+    """gRPC raises at an event of such a loop, and left the next without a byte: this loop did not hear of its own until
+    something else happened."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, problem: None)
+    channel = open_channel(server)
+    call = channel.unary_unary(SLOW_ECHO)
+    await call(b"0")
+    kept: list[object] = []
+
+    async def leave_calls() -> None:
+        others = open_channel(server)
+        left = others.unary_unary(SLOW_ECHO)
+        await left(b"0")
+        kept.extend([others, *(left(b"0.3") for _ in range(3))])
+        await asyncio.sleep(0.1)
+
+    def closed_loop() -> None:
+        closed = asyncio.new_event_loop()
+        closed.run_until_complete(leave_calls())
+        closed.close()
+        kept.append(closed)
+
+    await asyncio.to_thread(closed_loop)
+    own = call(b"0.4")
+    own.add_done_callback(lambda call: None)
+    await asyncio.sleep(0.05)
+    time.sleep(0.6)  # noqa: ASYNC251  (all have been answered)
+    async with asyncio.timeout(5):
+        assert await own == b"0.4"
+    await channel.close()
+    kept.clear()
 
 
 async def test_the_loop_is_as_it_was_afterwards() -> None:

@@ -5,32 +5,52 @@ turn in which the socket can be read a loop takes one byte, and then all that is
 bytes wait there than there is queued. With some 280 the socket is full and the thread waits to write another: from then
 on one thing happens a turn, be there thousands, for as long as turns are long. A process with hundreds of clients stood
 still like that, at a load that it could bear.
+
+Loops in several threads share the thread, the socket and the queue. Whoever has taken a byte must take what is queued
+afterwards: its event is, and no other byte may come for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Made = TypeVar("Made")
 
 _MOST = 4096  # bytes that are taken at a time: more than fit
-_MANY = 128  # so many waiting: the thread may wait as well, and has more as soon as there is room
+_MANY = 128  # so many waited: the thread may wait as well, and has more as soon as there is room
 _ROUNDS = 8  # of a turn
+
+
+class _ThisThread(threading.local):
+    has_taken = False  # the bytes of a round
+
+
+_this_thread = _ThisThread()
+
+
+class _WakeUps(socket.socket):
+    """gRPC takes what is queued only where it got a byte first: it gets that of a loop that has taken all of them."""
+
+    __slots__ = ()
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        return b"1" if _this_thread.has_taken else super().recv(size, flags)
 
 
 def with_wake_ups_taken(make: Callable[[], Made]) -> Made:
     """What `make` makes, a channel or a server of grpc.aio. The running loop, if it has none yet, takes all bytes that
-    wait. An event loop that is not in Python is left as it is."""
+    wait. An event loop that does not let its methods be replaced is left as it is."""
     try:
         loop: Any = asyncio.get_running_loop()
     except RuntimeError:
         return make()
     add_reader = loop.add_reader
     try:
-        loop.add_reader = lambda read, callback, *args: add_reader(read, _taking_all(read, callback), *args)
+        loop.add_reader = lambda read, callback, *args: add_reader(read, _taking_all(loop, read, callback), *args)
     except AttributeError:
         return make()
     try:
@@ -39,19 +59,37 @@ def with_wake_ups_taken(make: Callable[[], Made]) -> Made:
         del loop.add_reader
 
 
-def _taking_all(read: socket.socket, take_one: Callable[..., object]) -> Callable[..., None]:
+def _taking_all(
+    loop: asyncio.AbstractEventLoop, read: socket.socket, take_one: Callable[..., object]
+) -> Callable[..., object]:
     """`take_one` takes a byte, and all that is queued."""
+    if type(read) is socket.socket:
+        read.__class__ = _WakeUps
+    if type(read) is not _WakeUps:
+        return take_one
 
     def take_all(*args: object) -> None:
         for _ in range(_ROUNDS):
             try:
-                waiting = len(read.recv(_MOST, socket.MSG_PEEK))
-                if waiting > 1:
-                    read.recv(waiting - 1)
-                take_one(*args)
+                taken = len(read.recv(_MOST))
             except BlockingIOError:
-                return  # a loop of another thread has taken it, and all that was queued
-            if waiting < _MANY:
+                return  # a loop of another thread has taken them, and takes all that was queued
+            take_queued(taken, args)
+            if taken < _MANY:
                 return
+
+    def take_queued(at_most: int, args: tuple[object, ...]) -> None:
+        """An event of a loop that was closed raises, and leaves those behind it."""
+        _this_thread.has_taken = True
+        try:
+            for _ in range(at_most):
+                try:
+                    take_one(*args)
+                except Exception as error:
+                    loop.call_exception_handler({"message": "an event of gRPC was not heard of", "exception": error})
+                else:
+                    return
+        finally:
+            _this_thread.has_taken = False
 
     return take_all
