@@ -8,10 +8,12 @@ from time import monotonic
 from highwater.client.cluster.metadata import MetadataAnswer
 
 # Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it. Doubled
-# up to the second while nobody waits and the answers stay the same, and up to the third where they are slow to come: a
+# up to the second while nobody waits and the answers stay the same, and up to the third where one is slow to come: a
 # thousand clients of a partition that has no leader must not keep those who are to help it busy with their questions.
+# Doubled up to the fourth where one after another is: a process that once stood still can keep up all the same.
 MIN_REFRESH_INTERVAL_S = 0.1
 MAX_REFRESH_INTERVAL_S = 0.5
+FIRST_SLOW_REFRESH_INTERVAL_S = 2.0
 MAX_SLOW_REFRESH_INTERVAL_S = 10.0
 SAME_ANSWERS = 5
 """As many in a row leave the interval as it is: others lead what a killed broker led after 0.3 to 0.4 s (RULES 8.3),
@@ -30,7 +32,7 @@ class RefreshPace:
 
     def asked(self) -> None:
         """Somebody asks for a refresh: after a long rest it is not one more of a row."""
-        if self._clock_s() - self._began_s > 2 * MAX_SLOW_REFRESH_INTERVAL_S:
+        if self._clock_s() - self._began_s > 2 * max(self._pause_s, FIRST_SLOW_REFRESH_INTERVAL_S):
             self._pause_s = MIN_REFRESH_INTERVAL_S
             self._same = 0
 
@@ -51,4 +53,5 @@ class RefreshPace:
         took_s = self._clock_s() - self._began_s
         soon = self._same < SAME_ANSWERS
         pause_s = MIN_REFRESH_INTERVAL_S if soon else min(2 * self._pause_s, MAX_REFRESH_INTERVAL_S)
-        self._pause_s = max(pause_s, min(2 * took_s, MAX_SLOW_REFRESH_INTERVAL_S))
+        slow_s = min(max(2 * self._pause_s, FIRST_SLOW_REFRESH_INTERVAL_S), MAX_SLOW_REFRESH_INTERVAL_S)
+        self._pause_s = max(pause_s, min(2 * took_s, slow_s))
