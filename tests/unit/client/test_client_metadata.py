@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from highwater.client.cluster.metadata import (
     TopicError,
     TopicInfo,
 )
-from highwater.client.exceptions import UnknownTopicError
+from highwater.client.exceptions import RequestTimedOutError, UnknownTopicError
 from highwater.errors import ErrorCode
 from highwater.v1 import broker_pb2
 
@@ -181,3 +182,33 @@ async def test_what_was_found_answers_nobody_who_looks_after_the_topic_is_gone(m
         assert not cluster._searches
     finally:
         await cluster.close()
+
+
+async def test_a_broker_that_this_process_was_too_late_to_give_up_is_asked_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was asked first again, and waited for as long, each time."""
+    monkeypatch.setattr("highwater.client.cluster.cluster.METADATA_PATIENCE_S", 0.02)
+    cluster = Cluster(["gone:1", "there:1"], client_id="test", request_timeout_ms=5_000)
+    asked: list[str] = []
+
+    async def ask(address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
+        asked.append(address)
+        if address == "gone:1":
+            await asyncio.sleep(0.2)
+            raise RequestTimedOutError("not within 0.2 s")
+        return answer(1, 1)
+
+    async def late() -> None:
+        while True:
+            time.sleep(0.06)  # noqa: ASYNC251  (what the loop does meanwhile)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(cluster, "_ask", ask)
+    load = asyncio.create_task(late())
+    await cluster._ask_in_turn(broker_pb2.MetadataRequest())
+    load.cancel()
+    assert asked == ["gone:1", "there:1"]
+    asked.clear()
+    await cluster._ask_in_turn(broker_pb2.MetadataRequest())
+    assert asked == ["there:1"]

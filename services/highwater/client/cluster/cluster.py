@@ -50,7 +50,7 @@ _failures = SummedLog(_log)
 # whoever looks for the successors of a lost node has less than a second (RULES 8.9).
 METADATA_TIMEOUT_S = 2.0
 METADATA_PATIENCE_S = 0.5
-# How long a broker that was not patiently waited for is asked last.
+# How long a broker that was waited for, patiently or not, is asked last.
 ASKED_LAST_S = 10.0
 # An answer so much later than it should be makes a client ask whether the leader has changed; again after the latter
 # where the broker answers other requests meanwhile, and is merely slow.
@@ -456,7 +456,9 @@ class Cluster:
                     if not isinstance(error, HighwaterError):
                         return task.result()
                     failures.append(error)
-                    if isinstance(error, UnreachableError):
+                    if isinstance(error, RequestTimedOutError):
+                        self._asked_last_until[asked[task]] = monotonic() + ASKED_LAST_S
+                    elif isinstance(error, UnreachableError):
                         reasons.setdefault(error.reason, []).append(asked[task])
         finally:
             for task in asking:
