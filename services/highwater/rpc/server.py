@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection
 
 from highwater.errors import UserError
 from highwater.rpc.connections.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
-from highwater.rpc.connections.wake_ups import with_wake_ups_taken
 from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
 from highwater.rpc.process.collector import CalmCollector
 from highwater.rpc.process.malloc import keep_freed_memory
@@ -128,10 +127,8 @@ class RpcServer:
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._credentials = credentials
-        self.grpc = with_wake_ups_taken(
-            lambda: grpc.aio.server(
-                interceptors=interceptors, options=limits.options, maximum_concurrent_rpcs=limits.max_calls
-            )
+        self.grpc = grpc.aio.server(
+            interceptors=interceptors, options=limits.options, maximum_concurrent_rpcs=limits.max_calls
         )
         self.addresses: list[str] = []
         self._listen = list(listen)

@@ -44,9 +44,13 @@ def server() -> Iterator[str]:
         made.stop(None).wait()
 
 
+def channel_to(address: str) -> grpc.aio.Channel:
+    return with_wake_ups_taken(lambda: open_channel(address))
+
+
 async def turns_of_calls(address: str) -> int:
     """The loop's turns until it has heard of the answers to `CALLS` calls, which came while it did something else."""
-    channel = open_channel(address)
+    channel = channel_to(address)
     call = channel.unary_unary(ECHO)
     await call(b"connected")
     calls = [asyncio.ensure_future(call(b"%d" % number)) for number in range(CALLS)]
@@ -187,13 +191,13 @@ async def test_an_answer_behind_those_to_a_loop_that_was_closed_is_heard_of(serv
     something else happened."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, problem: None)
-    channel = open_channel(server)
+    channel = channel_to(server)
     call = channel.unary_unary(SLOW_ECHO)
     await call(b"0")
     kept: list[object] = []
 
     async def leave_calls() -> None:
-        others = open_channel(server)
+        others = channel_to(server)
         left = others.unary_unary(SLOW_ECHO)
         await left(b"0")
         kept.extend([others, *(left(b"0.3") for _ in range(3))])

@@ -32,6 +32,7 @@ from highwater.client.exceptions import (
 from highwater.errors import ErrorCode
 from highwater.rpc.connections.channel import ReplaceableChannel, open_channel
 from highwater.rpc.connections.tls import Certificates
+from highwater.rpc.connections.wake_ups import with_wake_ups_taken
 from highwater.rpc.errors import from_proto
 from highwater.rpc.process import forking
 from highwater.supervision import is_cancelled
@@ -330,7 +331,9 @@ class Connection:
         if self._link is None:
             forking.opened(self)
             opened = target(self.address, self._certificates)
-            self._link = ReplaceableChannel(lambda: open_channel(opened, self._certificates))
+            self._link = ReplaceableChannel(
+                lambda: with_wake_ups_taken(lambda: open_channel(opened, self._certificates))
+            )
         else:
             self.rest()
         return self._link.channel

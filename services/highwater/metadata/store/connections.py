@@ -24,7 +24,6 @@ from highwater.metadata.store.tls import ETCD, TlsSettings
 from highwater.rpc.connections.channel import NAME_OPTIONS, ReplaceableChannel
 from highwater.rpc.connections.tls import Certificates, TlsFiles
 from highwater.rpc.connections.tls_diagnosis import diagnose
-from highwater.rpc.connections.wake_ups import with_wake_ups_taken
 from highwater.supervision import UnaskedCancellationError, is_cancelled, uncancelled
 from highwater.telemetry.log import get_logger
 
@@ -82,10 +81,9 @@ class Member:
         self.retired = False
 
     def _open(self) -> grpc.aio.Channel:
-        endpoint, credentials = self.endpoint, self._credentials
-        if credentials is None:
-            return with_wake_ups_taken(lambda: grpc.aio.insecure_channel(endpoint, options=_OPTIONS))
-        return with_wake_ups_taken(lambda: grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS))
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.endpoint, self._credentials, options=_OPTIONS)
 
     def _make_stubs(self) -> None:
         channel = self._link.channel

@@ -12,7 +12,6 @@ import grpc.aio
 
 from highwater.rpc.connections.renewed_channel import RenewedChannel
 from highwater.rpc.connections.tls import Certificates, TlsFiles
-from highwater.rpc.connections.wake_ups import with_wake_ups_taken
 from highwater.rpc.listeners import speaks_tls, without_tls
 
 MAX_MESSAGE_BYTES = 128 << 20
@@ -64,14 +63,9 @@ def open_channel(address: str, certificates: Certificates | None = None) -> grpc
     TLS goes by the `certificates`, and by others when those have been replaced (`RenewedChannel`); None: public
     authorities are trusted, and no certificate is shown. Raises `UserError` where the machine has none."""
     if not speaks_tls(address):
-        return with_wake_ups_taken(lambda: grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS))
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     target, held = without_tls(address), certificates or Certificates(TlsFiles())
-
-    def opened() -> grpc.aio.Channel:
-        credentials = held.credentials()
-        return with_wake_ups_taken(lambda: grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS))
-
-    return RenewedChannel(held, opened)
+    return RenewedChannel(held, lambda: grpc.aio.secure_channel(target, held.credentials(), options=CHANNEL_OPTIONS))
 
 
 class ReplaceableChannel:

@@ -1,10 +1,11 @@
-"""How gRPC's thread wakes an event loop.
+"""The bytes by which gRPC wakes an event loop.
 
 grpc.aio has one thread for a process, which queues what has happened and writes a byte to a socket for each of it. In a
 turn in which the socket can be read a loop takes one byte, and then all that is queued. So where turns are long more
 bytes wait there than there is queued. With some 280 the socket is full and the thread waits to write another: from then
 on one thing happens a turn, be there thousands, for as long as turns are long. A process with hundreds of clients stood
-still like that, at a load that it could bear.
+still like that, at a load that it could bear. The loops of services are left as they are: their turns are short, and
+while one client floods a broker with small requests others are served the better for it.
 
 Loops in several threads share the thread, the socket and the queue. Whoever has taken a byte must take what is queued
 afterwards: its event is, and no other byte may come for it.
