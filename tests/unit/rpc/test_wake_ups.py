@@ -25,7 +25,15 @@ SLOW_ECHO = "/test.Echo/Slow"
 class Echo(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         slow = handler_call_details.method == SLOW_ECHO
-        return grpc.unary_unary_rpc_method_handler(answered_late if slow else lambda request, context: request)
+        return grpc.unary_unary_rpc_method_handler(answered_late if slow else answered)
+
+
+answers: list[bytes] = []
+
+
+def answered(request: bytes, context: grpc.ServicerContext) -> bytes:
+    answers.append(request)
+    return request
 
 
 def answered_late(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -53,12 +61,17 @@ async def turns_of_calls(address: str) -> int:
     channel = channel_to(address)
     call = channel.unary_unary(ECHO)
     await call(b"connected")
+    answers.clear()
     calls = [asyncio.ensure_future(call(b"%d" % number)) for number in range(CALLS)]
     await asyncio.sleep(0.05)  # they are sent
-    time.sleep(1.0)  # noqa: ASYNC251  (what the loop does meanwhile)
+    end_s = time.monotonic() + 20
+    while len(answers) < CALLS and time.monotonic() < end_s:
+        time.sleep(0.01)  # noqa: ASYNC251  (what the loop does meanwhile)
+    time.sleep(0.5)  # noqa: ASYNC251  (the last is on its way)
     turns = 0
     while not all(each.done() for each in calls):
         await asyncio.sleep(0)
+        time.sleep(0.001)  # noqa: ASYNC251  (gRPC's thread has its turn)
         turns += 1
     assert [await each for each in calls] == [b"%d" % number for number in range(CALLS)]
     await channel.close()
