@@ -43,8 +43,8 @@ class _WakeUps(socket.socket):
 
 
 def with_wake_ups_taken(make: Callable[[], Made]) -> Made:
-    """Makes a channel or a server of grpc.aio. The running loop, if it has none yet, takes all bytes that wait. An event
-    loop that does not let its methods be replaced is left as it is."""
+    """Makes a channel or a server of grpc.aio. The running loop, if it has none yet, takes all bytes that wait. A loop
+    that does not let its methods be replaced is left as it is."""
     try:
         loop: Any = asyncio.get_running_loop()
     except RuntimeError:
