@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from counted_turns import with_turns
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import Description, LogDescription, StorageError, StorageUnavailableError
@@ -403,25 +404,15 @@ async def test_what_was_instructed_under_the_broker_epoch_that_it_left_under_giv
 
 async def test_others_have_their_turns_while_logs_leave() -> None:
     """Of 500 that were led the leaving alone took 40 ms."""
-    turns = 0
 
     def look() -> Iterator[None]:
-        for _ in range(3):
+        for _ in range(10):
             time.sleep(2 * TURN_S)
             yield
 
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await asyncio.sleep(0)
     service: Any = SimpleNamespace(replica_manager=SimpleNamespace(damaged_logs=SimpleNamespace(look=look)))
-    await ReplicaManagerService._mend_logs(service)
-    counting.cancel()
-    assert turns >= 3
+    _, turns = await with_turns(ReplicaManagerService._mend_logs(service))
+    assert turns >= 5
 
 
 async def test_while_nobody_leads_it_does_not_register_anew() -> None:

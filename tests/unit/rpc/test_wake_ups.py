@@ -52,6 +52,15 @@ def server() -> Iterator[str]:
         made.stop(None).wait()
 
 
+@pytest.fixture
+def wires() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """That which a loop reads, and that which gRPC's thread writes to."""
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    with read, write:
+        yield read, write
+
+
 def channel_to(address: str) -> grpc.aio.Channel:
     return with_wake_ups_taken(lambda: open_channel(address))
 
@@ -83,9 +92,10 @@ async def test_a_loop_hears_in_few_turns_of_the_answers_to_many_calls(server: st
     assert await turns_of_calls(server) < CALLS / 5
 
 
-async def test_a_loop_of_another_thread_may_have_taken_what_this_one_was_woken_for() -> None:
-    read, write = socket.socketpair()
-    read.setblocking(False)
+async def test_a_loop_of_another_thread_may_have_taken_what_this_one_was_woken_for(
+    wires: tuple[socket.socket, socket.socket],
+) -> None:
+    read, write = wires
     loop = asyncio.get_running_loop()
     problems: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda loop, problem: problems.append(problem))
@@ -101,15 +111,14 @@ async def test_a_loop_of_another_thread_may_have_taken_what_this_one_was_woken_f
     await woken.wait()
     await asyncio.sleep(0)
     loop.remove_reader(read)
-    read.close()
-    write.close()
     assert not problems
 
 
 @pytest.mark.parametrize(("waiting", "taken"), [(1, 1), (2, 1), (127, 1), (200, 2)])
-async def test_all_bytes_that_wait_are_taken(waiting: int, taken: int) -> None:
-    read, write = socket.socketpair()
-    read.setblocking(False)
+async def test_all_bytes_that_wait_are_taken(
+    wires: tuple[socket.socket, socket.socket], waiting: int, taken: int
+) -> None:
+    read, write = wires
     loop = asyncio.get_running_loop()
     times = 0
 
@@ -128,14 +137,13 @@ async def test_all_bytes_that_wait_are_taken(waiting: int, taken: int) -> None:
     with pytest.raises(BlockingIOError):
         read.recv(1)
     loop.remove_reader(read)
-    read.close()
-    write.close()
 
 
-def test_of_loops_in_several_threads_one_hears_of_whatever_happens() -> None:
+def test_of_loops_in_several_threads_one_hears_of_whatever_happens(
+    wires: tuple[socket.socket, socket.socket],
+) -> None:
     """Each had taken the byte that was left for the other to begin with: once in some hundred times nobody heard."""
-    read, write = socket.socketpair()
-    read.setblocking(False)
+    read, write = wires
     queue: collections.deque[int] = collections.deque()
     stopped = threading.Event()
 
@@ -168,13 +176,12 @@ def test_of_loops_in_several_threads_one_hears_of_whatever_happens() -> None:
         stopped.set()
         for each in loops:
             each.join()
-        read.close()
-        write.close()
 
 
-async def test_events_behind_one_that_raises_are_heard_of() -> None:
-    read, write = socket.socketpair()
-    read.setblocking(False)
+async def test_events_behind_one_that_raises_are_heard_of(
+    wires: tuple[socket.socket, socket.socket],
+) -> None:
+    read, write = wires
     loop = asyncio.get_running_loop()
     problems: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda loop, problem: problems.append(problem))
@@ -195,8 +202,6 @@ async def test_events_behind_one_that_raises_are_heard_of() -> None:
     with pytest.raises(BlockingIOError):
         read.recv(1)  # as from any socket again
     loop.remove_reader(read)
-    read.close()
-    write.close()
 
 
 async def test_an_answer_behind_those_to_a_loop_that_was_closed_is_heard_of(server: str) -> None:
