@@ -7,7 +7,7 @@ from dataclasses import replace
 from highwater.errors import ErrorCode
 from highwater.groups.config import GroupConfig
 from highwater.groups.group import Group
-from highwater.groups.member import NEW, NOTHING, Member
+from highwater.groups.member import NEW, NO_SUBSCRIPTION, NOTHING, Member
 from highwater.groups.reconciliation import Reconciliation
 from highwater.groups.records.keys import CurrentAssignmentKey, MemberSubscriptionKey, TargetAssignmentKey
 from highwater.groups.records.values import MemberState, MemberSubscriptionValue, TargetAssignmentValue
@@ -84,10 +84,9 @@ class Membership:
             )
         known = members.get(request.member_id)
         before = known or former
-        refusal = check_pattern_of(group, subscription.pattern, known.subscription.pattern if known else "")
-        refusal = refusal or check_names_of(
-            group, subscription.topics, before.subscription.topics if before else frozenset()
-        )
+        replaced = before.subscription if before else NO_SUBSCRIPTION
+        refusal = check_pattern_of(group, subscription.pattern, replaced.pattern)
+        refusal = refusal or check_names_of(group, subscription.topics, replaced.topics)
         if refusal is not None:
             return SessionAnswer(error=refusal)
         value = _subscription_value(subscription, request.instance_id, request.client_host)

@@ -64,10 +64,11 @@ def check_subscription(subscription: Subscription) -> Refusal | None:
 
 
 def check_pattern_of(group: Group | None, pattern: str, former: str = "") -> Refusal | None:
-    """Of a member of that group, or of one that comes to be with it. `former`: its pattern until now."""
+    """Of a member of that group, or of one that comes to be with it. `former`: its pattern until now, or that of the
+    member whose place it takes. A group that has more, from before there was a bound, may change them and add none."""
     patterns = group.pattern_subscribers if group is not None else Counter[str]()
     count = len(patterns) - (patterns[former] == 1)
-    if not pattern or pattern in patterns or count < MOST_PATTERNS:
+    if not pattern or pattern in patterns or count < max(MOST_PATTERNS, len(patterns)):
         return None
     return _invalid(f"the group's members have {count} patterns: {MOST_PATTERNS} are the most, let some be the same")
 
@@ -77,7 +78,7 @@ def check_names_of(group: Group | None, topics: frozenset[str], former: frozense
     if group is None or not topics or topics in group.subscriptions:
         return None
     count = group.subscribed_names + len(topics) - (len(former) if group.subscriptions[former] == 1 else 0)
-    if count <= MOST_NAMES:
+    if count <= max(MOST_NAMES, group.subscribed_names):
         return None
     return _invalid(
         f"the group's members would have {count} topics in different subscriptions: {MOST_NAMES} are the most, let "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from group_world import GROUP, load, subscription, topic
 
 from highwater.errors import ErrorCode
+from highwater.groups.records import Record
 from highwater.groups.requests import CommitAnswer, CommitOffsets, Heartbeat, OffsetToCommit, SessionAnswer
 from highwater.groups.shard import GroupShard
 from highwater.groups.topics import TopicImage
@@ -59,6 +61,55 @@ def test_members_share_a_number_of_names() -> None:
     # One that leaves makes room.
     shard.handle(Heartbeat(GROUP, "m2", -1), 0)
     assert subscribes("more", 1, epoch=epoch_of(shard, "more")) is ErrorCode.NONE
+
+
+def test_a_group_from_before_the_bounds_may_change_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member alone has its names and its pattern. They were refused for fewer names, too."""
+    records: list[Record] = []
+
+    def subscribes(member: str, names: str, count: int, pattern: str, instance: str, epoch: int = 0) -> ErrorCode:
+        topics = subscription(*(f"{names}-{each}" for each in range(count)), pattern=pattern)
+        outcome = shard.handle(Heartbeat(GROUP, member, epoch, instance, topics, frozenset()), 0)
+        records.extend(outcome.records)
+        assert isinstance(outcome.answer, SessionAnswer)
+        return ErrorCode.NONE if outcome.answer.error is None else outcome.answer.error.code
+
+    with monkeypatch.context() as unbounded:
+        for bound in ("MOST_NAMES", "MOST_PATTERNS"):
+            unbounded.setattr(f"highwater.groups.validity.{bound}", 1_000_000)
+        shard = load([], TopicImage(), 0)
+        for number in range(6):
+            assert subscribes(f"m{number}", f"t{number}", 10, f"p{number}.*", f"i{number}") is ErrorCode.NONE
+    monkeypatch.setattr("highwater.groups.validity.MOST_NAMES", 50)
+    monkeypatch.setattr("highwater.groups.validity.MOST_PATTERNS", 5)
+    shard = load(records, TopicImage(), 0)
+    assert shard.state.groups[GROUP].subscribed_names == 60
+    for change in (("t1", 10, "p1.*"), ("u1", 10, "q1.*"), ("v1", 5, "r1.*")):
+        assert subscribes("m1", *change, "", epoch_of(shard, "m1")) is ErrorCode.NONE
+    assert shard.state.groups[GROUP].subscribed_names == 55
+    assert subscribes("m1", "v1", 6, "", "", epoch_of(shard, "m1")) is ErrorCode.INVALID_REQUEST
+    assert subscribes("more", "x", 1, "", "") is ErrorCode.INVALID_REQUEST
+    assert subscribes("more", "", 0, "x.*", "") is ErrorCode.INVALID_REQUEST
+    # A static member that has left is replaced.
+    shard.handle(Heartbeat(GROUP, "m2", -2, "i2"), 0)
+    assert subscribes("n2", "w2", 10, "w2.*", "i2") is ErrorCode.NONE
+
+
+def test_a_static_member_that_replaces_another_has_its_room() -> None:
+    """With another pattern it was refused until the session of the one before had ended."""
+    shard = load([], TopicImage(), 0)
+
+    def joins(member: str, pattern: str, instance: str) -> ErrorCode:
+        asked = Heartbeat(GROUP, member, 0, instance, subscription(pattern=pattern), frozenset())
+        answer = shard.handle(asked, 0).answer
+        assert isinstance(answer, SessionAnswer)
+        return ErrorCode.NONE if answer.error is None else answer.error.code
+
+    for number in range(MOST_PATTERNS):
+        assert joins(f"m{number}", f"t{number}.*", f"i{number}") is ErrorCode.NONE
+    shard.handle(Heartbeat(GROUP, "m1", -2, "i1"), 0)
+    assert joins("n1", "another.*", "i1") is ErrorCode.NONE
+    assert joins("more", "t1.*", "") is ErrorCode.INVALID_REQUEST
 
 
 def test_members_that_subscribe_to_the_same_share_its_names() -> None:
