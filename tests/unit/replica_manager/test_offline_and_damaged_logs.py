@@ -515,6 +515,50 @@ async def test_what_does_not_come_about_is_given_up_and_tried_again_later() -> N
     assert world.registrations == 2
 
 
+async def test_a_log_whose_damage_is_gone_while_it_leaves_does_not_leave_again() -> None:
+    """As where it was deleted: another that came for the partition later would have left, and the broker's leaderships
+    with it, for damage that it does not have."""
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    world.storage.damaged = set()
+    world.logs.count_changed(0)
+    await settled(world.logs)
+    assert KEY in world.logs
+    world.now_ms += PATIENCE_MS
+    world.look()
+    assert KEY not in world.logs
+    assert not world.logs.is_damaged(KEY)
+    world.now_ms += RETRY_MS
+    world.look()
+    assert (world.left, world.registrations, world.reports) == ([KEY], 1, 0)
+
+
+async def test_an_answer_from_before_the_cut_says_nothing() -> None:
+    """The log left the ISR again for it, once it was back."""
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    answered, arrives, describe_logs = asyncio.Event(), asyncio.Event(), world.storage.describe_logs
+
+    async def describe_late() -> log_storage_pb2.DescribeLogsResponse:
+        response = await describe_logs()
+        answered.set()
+        await arrives.wait()
+        return response
+
+    world.storage.describe_logs = describe_late  # type: ignore[method-assign]
+    world.logs.count_changed(2)
+    await answered.wait()
+    assert await world.mend(state((2, 3))) is None
+    world.storage.damaged = set()
+    arrives.set()
+    await settled(world.logs)
+    world.look()
+    assert len(world.logs) == 0
+    assert (world.left, world.registrations) == ([KEY], 1)
+
+
 async def test_what_is_mended_elsewhere_is_forgotten() -> None:
     world = World((1,), 1)
     world.storage.silent = 1

@@ -106,7 +106,7 @@ class DamagedLogs:
         self._leaving_since_ms.clear()
         self._left_under.clear()
         self._reported.clear()
-        self._inquiry.restarted()
+        self._inquiry.outdated()
 
     def count_changed(self, count: int) -> None:
         """The number of damaged logs is another one than before: which they are is asked for."""
@@ -121,11 +121,12 @@ class DamagedLogs:
 
     def found(self, damaged: set[PartitionKey]) -> None:
         """These are all that are damaged now."""
-        mended = self._due_ms.keys() - damaged - self._leaving_since_ms.keys()
+        mended = self._due_ms.keys() - damaged
         for key in mended:
             del self._due_ms[key]
         self._reported -= mended
-        self._report_due |= bool(mended)  # from any answer since the controller may know of them
+        # From any answer since the controller may know of them. It asks again by itself for those that leave the ISR.
+        self._report_due |= bool(mended - self._leaving_since_ms.keys())
         for key in damaged - self._due_ms.keys():
             partition_lines.note(ERROR, "a log is damaged", pairs(partition=key))
             self._due_ms[key] = self._now_ms()
@@ -168,7 +169,8 @@ class DamagedLogs:
     def _give_up(self, key: PartitionKey) -> None:
         partition_lines.note(WARNING, "a damaged log cannot be mended now", pairs(partition=key))
         del self._leaving_since_ms[key]
-        self._due_ms[key] = self._now_ms() + RETRY_MS
+        if key in self._due_ms:  # its log may have been deleted meanwhile, or begin later
+            self._due_ms[key] = self._now_ms() + RETRY_MS
 
     def _can_spare(self, hosted: HostedPartition, state: PartitionState) -> bool:
         """Tells whether enough others are in the ISR, as far as is known here: the leader or the controller decides."""
@@ -223,6 +225,7 @@ class DamagedLogs:
         self._leaving_since_ms.pop(key, None)
         self._due_ms.pop(key, None)
         self._reported.discard(key)
+        self._inquiry.outdated()
         self._dropped()
         return None
 

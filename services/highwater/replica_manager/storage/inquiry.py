@@ -30,7 +30,7 @@ class Inquiry:
         self._supervisor = supervisor or TaskSupervisor()
         self._ask = ask
         self._found = found
-        self._restarts = 0
+        self._changes = 0
         self._asking: asyncio.Task[None] | None = None
         self._ask_again = False
 
@@ -40,9 +40,9 @@ class Inquiry:
         if self._asking is None:
             self._asking = self._supervisor.run_once(f"{self._condition}-logs", self._run, self._failed)
 
-    def restarted(self) -> None:
-        """Another incarnation of log-storage is there: an answer that is under way may be of the one before."""
-        self._restarts += 1
+    def outdated(self) -> None:
+        """Log-storage has started again, or let go of damage: an answer that is under way may be from before that."""
+        self._changes += 1
 
     async def stop(self) -> None:
         if self._asking is not None:
@@ -57,7 +57,7 @@ class Inquiry:
         try:
             while self._ask_again:
                 self._ask_again = False
-                restarts = self._restarts
+                changes = self._changes
                 try:
                     answer = await self._ask()
                 except StorageUnavailableError as error:
@@ -65,7 +65,7 @@ class Inquiry:
                     self._ask_again = True
                     await asyncio.sleep(RETRY_S)
                 else:
-                    if restarts == self._restarts:
+                    if changes == self._changes:
                         self._found(answer)
                     else:
                         self._ask_again = True

@@ -55,7 +55,7 @@ class OfflineLogs:
     def restarted(self) -> None:
         """Another incarnation of log-storage: whatever was offline may be sound again."""
         self._known.clear()
-        self._inquiry.restarted()
+        self._inquiry.outdated()
 
     def count_changed(self, count: int) -> None:
         """The number of offline logs is another one than before: which they are is asked for."""
