@@ -204,6 +204,36 @@ async def test_events_behind_one_that_raises_are_heard_of(
     loop.remove_reader(read)
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_events_behind_an_interrupt_are_heard_of(interrupt: type[BaseException]) -> None:
+    """The program may go on with the loop, to close its client; and other threads' loops go on in any case."""
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    loop = asyncio.new_event_loop()
+    queue = collections.deque([interrupt(), None])
+
+    def take_one() -> None:
+        read.recv(1)
+        while queue:
+            if (problem := queue.popleft()) is not None:
+                raise problem
+
+    async def add() -> None:
+        with_wake_ups_taken(lambda: loop.add_reader(read, take_one))
+
+    loop.run_until_complete(add())
+    write.send(b"11")
+    with pytest.raises(interrupt):
+        loop.run_until_complete(asyncio.sleep(0.1))
+    assert not queue
+    with pytest.raises(BlockingIOError):
+        read.recv(1)
+    loop.remove_reader(read)
+    loop.close()
+    read.close()
+    write.close()
+
+
 async def test_an_answer_behind_those_to_a_loop_that_was_closed_is_heard_of(server: str) -> None:
     """gRPC raises at an event of such a loop, and left the next without a byte: this loop did not hear of its own until
     something else happened."""

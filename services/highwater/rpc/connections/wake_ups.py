@@ -80,17 +80,22 @@ def _taking_all(
                 return
 
     def take_queued(at_most: int, args: tuple[object, ...]) -> None:
-        """An event of a loop that was closed raises, and leaves those behind it."""
+        """An event of a loop that was closed raises, and leaves those behind it; so does an interrupt."""
         _this_thread.has_taken = True
+        interrupt: BaseException | None = None
         try:
             for _ in range(at_most):
                 try:
                     take_one(*args)
                 except Exception as error:
                     loop.call_exception_handler({"message": "an event of gRPC was not heard of", "exception": error})
+                except BaseException as error:
+                    interrupt = error
                 else:
-                    return
+                    break
         finally:
             _this_thread.has_taken = False
+        if interrupt is not None:
+            raise interrupt
 
     return take_all
