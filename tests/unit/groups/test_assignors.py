@@ -190,3 +190,15 @@ def test_a_move_is_followed_in_the_classes_of_its_members_alone(monkeypatch: pyt
     check_whole(subscribers, topics, found)
     check_balanced(subscribers, found)
     assert looks < 20 * len(topics)
+
+
+def test_a_member_costs_what_its_own_classes_do() -> None:
+    """Each looked for itself in all: 8,000 members that share their topics by twos took 4 s."""
+    ids = [number.to_bytes(16, "big") for number in range(8_000)]
+    topics = {topic_id: Topic(topic_id, topic_id.hex(), 1) for topic_id in ids}
+    subscribers = [Subscriber(f"m{at:04}", frozenset({ids[at], ids[at - 1]})) for at in range(len(ids))]
+    began = time.process_time()
+    found = assign_uniform(subscribers, topics)
+    took_s = time.process_time() - began
+    assert {len(each) for each in found.values()} == {1}
+    assert took_s < 1.5

@@ -12,6 +12,7 @@ same has one class. Three steps:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 
@@ -38,11 +39,11 @@ def assign_uniform(
     for each in sorted(classes, key=lambda each: len(each.owned)):
         each.hand_out(loads, racks)
     _balance(classes, loads, racks)
-    result: dict[str, frozenset[PartitionKey]] = {}
-    for member_id in members:
-        parts = [each.owned[member_id] for each in classes if member_id in each.owned]
-        result[member_id] = frozenset().union(*parts)
-    return result
+    parts: dict[str, list[set[PartitionKey]]] = {member_id: [] for member_id in members}
+    for each in classes:
+        for member_id, owned in each.owned.items():
+            parts[member_id].append(owned)
+    return {member_id: frozenset().union(*owned) for member_id, owned in parts.items()}
 
 
 def _balance(classes: list[_Class], loads: dict[str, int], racks: Mapping[str, str]) -> None:
@@ -52,14 +53,15 @@ def _balance(classes: list[_Class], loads: dict[str, int], racks: Mapping[str, s
     for each in classes:
         for member_id in each.owned:
             classes_of[member_id].append(each)
-    waiting = dict.fromkeys(classes)
+    waiting, are_waiting = deque(classes), set(classes)  # the first of a dict is far to seek where many were before it
     while waiting:
-        each = next(iter(waiting))
-        del waiting[each]
+        each = waiting.popleft()
+        are_waiting.remove(each)
         for member_id in each.balance(loads, racks):
             for other in classes_of[member_id]:
-                if other is not each:
-                    waiting[other] = None
+                if other is not each and other not in are_waiting:
+                    waiting.append(other)
+                    are_waiting.add(other)
 
 
 class _Class:
