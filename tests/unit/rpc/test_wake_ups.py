@@ -205,10 +205,11 @@ async def test_events_behind_one_that_raises_are_heard_of(
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_events_behind_an_interrupt_are_heard_of(interrupt: type[BaseException]) -> None:
+def test_events_behind_an_interrupt_are_heard_of(
+    wires: tuple[socket.socket, socket.socket], interrupt: type[BaseException]
+) -> None:
     """The program may go on with the loop, to close its client; and other threads' loops go on in any case."""
-    read, write = socket.socketpair()
-    read.setblocking(False)
+    read, write = wires
     loop = asyncio.new_event_loop()
     queue = collections.deque([interrupt(), None])
 
@@ -230,8 +231,6 @@ def test_events_behind_an_interrupt_are_heard_of(interrupt: type[BaseException])
         read.recv(1)
     loop.remove_reader(read)
     loop.close()
-    read.close()
-    write.close()
 
 
 async def test_an_answer_behind_those_to_a_loop_that_was_closed_is_heard_of(server: str) -> None:
