@@ -168,7 +168,7 @@ class DamagedLogs:
 
     def _give_up(self, key: PartitionKey) -> None:
         partition_lines.note(WARNING, "a damaged log cannot be mended now", pairs(partition=key))
-        del self._leaving_since_ms[key]
+        del self._leaving_since_ms[key], self._left_under[key]
         if key in self._due_ms:  # its log may have been deleted meanwhile, or begin later
             self._due_ms[key] = self._now_ms() + RETRY_MS
 
@@ -223,6 +223,7 @@ class DamagedLogs:
             return error
         partition_lines.note(WARNING, "a damaged log was cut, to be copied anew", pairs(partition=key))
         self._leaving_since_ms.pop(key, None)
+        self._left_under.pop(key, None)
         self._due_ms.pop(key, None)
         self._reported.discard(key)
         self._inquiry.outdated()
