@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from highwater.groups.config import GroupConfig
+from highwater.groups.offsets import fetched_offset
 from highwater.groups.records import Record, decode
 from highwater.groups.requests import (
     AlterOffsets,
@@ -26,6 +27,7 @@ from highwater.groups.requests import (
     DeleteOffsets,
     DescribeGroup,
     FetchAnswer,
+    FetchedOffset,
     FetchOffsets,
     GroupDescription,
     Heartbeat,
@@ -275,6 +277,9 @@ class World:
         else:
             self.output += output
 
+    def all_fetched(self, answer: FetchAnswer) -> list[FetchedOffset]:
+        return [fetched_offset(each, value, self.image) for each, value in sorted(answer.kept.items())]
+
     def shown(self, answer: Answer, member: str) -> list[str]:
         match answer:
             case SessionAnswer():
@@ -290,7 +295,7 @@ class World:
                     " ".join(
                         f"{each.partition.topic}-{each.partition.partition}@"
                         + (str(each.committed.offset) if each.committed else "none")
-                        for each in answer.offsets
+                        for each in answer.offsets or self.all_fetched(answer)
                     )
                     or "nothing"
                 ]

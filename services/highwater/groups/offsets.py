@@ -113,17 +113,11 @@ class Offsets:
             if refusal is not None:
                 return FetchAnswer(refusal)
         offsets = group.offsets if group else {}
-        partitions = sorted(offsets) if request.partitions is None else request.partitions
+        if request.partitions is None:
+            return FetchAnswer(kept=dict(offsets))
         return FetchAnswer(
-            offsets=tuple(FetchedOffset(each, self._valid(each, offsets.get(each))) for each in partitions)
+            offsets=tuple(fetched_offset(each, offsets.get(each), self._image) for each in request.partitions)
         )
-
-    def _valid(self, partition: NamedPartition, found: OffsetCommitValue | None) -> OffsetCommitValue | None:
-        """An offset of a topic that was deleted says nothing of another one of its name."""
-        topic = self._image.named(partition.topic)
-        if found is None or not found.topic_id or topic is None or topic.topic_id == found.topic_id:
-            return found
-        return None
 
     def delete(self, request: DeleteOffsets, now_ms: int) -> DeleteAnswer:
         group = self._state.groups.get(request.group)
@@ -214,6 +208,14 @@ class Offsets:
         due_ms = self.first_expiry_ms(group, now_ms)
         if due_ms is not None:
             self.watch(group_id, max(due_ms, now_ms + self._config.retention_check_interval_ms))
+
+
+def fetched_offset(partition: NamedPartition, kept: OffsetCommitValue | None, image: TopicImage) -> FetchedOffset:
+    """An offset of a topic that was deleted says nothing of another one of its name."""
+    topic = image.named(partition.topic)
+    if kept is None or not kept.topic_id or topic is None or topic.topic_id == kept.topic_id:
+        return FetchedOffset(partition, kept)
+    return FetchedOffset(partition, None)
 
 
 def _no_group(group_id: str) -> Refusal:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -159,8 +160,11 @@ class FetchedOffset:
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
+    """`kept` where none was named: all there are, as they were then."""
+
     error: Refusal | None = None
     offsets: tuple[FetchedOffset, ...] = ()
+    kept: Mapping[NamedPartition, OffsetCommitValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ class GroupDescription:
     assignment_epoch: int = 0
     assignor: str = ""
     members: tuple[DescribedMember, ...] = ()
-    offsets: tuple[FetchedOffset, ...] = ()
+    kept: Mapping[NamedPartition, OffsetCommitValue] = field(default_factory=dict)  # its offsets, as they were then
     error: Refusal | None = None
 
 

@@ -206,7 +206,7 @@ class GroupShard:
             group.target_epoch,
             group.assignor(self._config.assignor),
             members,
-            self._offsets.fetch(FetchOffsets(request.group)).offsets if request.include_offsets else (),
+            dict(group.offsets) if request.include_offsets else {},
         )
 
 

@@ -59,6 +59,11 @@ class TopicImage:
     def of_id(self, topic_id: bytes) -> Topic | None:
         return self._by_id.get(topic_id)
 
+    def name_of(self, topic_id: bytes) -> str:
+        """Empty where the topic is not there any more."""
+        topic = self.of_id(topic_id)
+        return "" if topic is None else topic.name
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 

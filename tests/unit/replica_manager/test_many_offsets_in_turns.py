@@ -9,6 +9,8 @@ from counted_turns import with_turns
 
 from highwater.errors import ErrorCode
 from highwater.groups import requests as req
+from highwater.groups.member import NOTHING as NO_PARTITIONS
+from highwater.groups.records.values import MemberState, OffsetCommitValue
 from highwater.groups.topics import TopicImage
 from highwater.replica_manager.server import group_servicer
 from highwater.replica_manager.server.group_servicer import GroupServicer
@@ -19,6 +21,7 @@ from highwater.v1 import common_pb2, group_pb2
 
 MANY = 50
 NOTHING: Any = None
+KEPT = {req.NamedPartition(f"t{number}", 0): OffsetCommitValue(number, -1, "", 0) for number in reversed(range(MANY))}
 REFUSED = req.Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is none")
 EXPECTED = [ErrorCode.NONE if number else ErrorCode.TOPIC_AUTHORIZATION_FAILED for number in range(MANY)]
 EXPECTED[-1] = REFUSED.code
@@ -53,9 +56,30 @@ class Coordinator:
             case req.DeleteOffsets():
                 return req.DeleteAnswer(errors=(None,) * (len(request.partitions) - 1) + (REFUSED,))
             case req.FetchOffsets():
-                named = request.partitions or [req.NamedPartition(f"t{number}", 0) for number in range(MANY)]
-                return req.FetchAnswer(offsets=tuple(req.FetchedOffset(each, None) for each in named))
+                if request.partitions is None:
+                    return req.FetchAnswer(kept=KEPT)
+                return req.FetchAnswer(offsets=tuple(req.FetchedOffset(each, None) for each in request.partitions))
+            case req.DescribeGroup():
+                return described(request.group, members=1)
         return req.DeleteAnswer(REFUSED if request.group == f"g{MANY - 1}" else None)
+
+
+def described(group: str, *, members: int) -> req.GroupDescription:
+    topics = frozenset(f"t{number}" for number in range(MANY))
+    return req.GroupDescription(
+        group,
+        req.GroupState.STABLE,
+        members=tuple(
+            req.DescribedMember(
+                f"m{number}",
+                *("", "", "", "", 1, MemberState.STABLE),
+                topics,
+                *("", NO_PARTITIONS, NO_PARTITIONS, NO_PARTITIONS),
+            )
+            for number in range(members)
+        ),
+        kept=KEPT,
+    )
 
 
 @pytest.fixture
@@ -108,7 +132,8 @@ async def test_a_refusal_of_all_names_none(coordinator: Coordinator) -> None:
 async def test_offsets_that_are_fetched(coordinator: Coordinator, partitions: list[common_pb2.TopicPartition]) -> None:
     request = group_pb2.FetchOffsetsRequest(group="g", partitions=partitions)
     response, turns = await with_turns(servicer(coordinator, Access()).FetchOffsets(request, NOTHING))
-    assert [each.partition for each in response.offsets] == (partitions or named()[1:])
+    in_order = sorted(named()[1:], key=lambda each: each.topic)
+    assert [each.partition for each in response.offsets] == (partitions or in_order)
     assert codes(response.offsets)[:2] == ([EXPECTED[0], 0] if partitions else [0, 0])
     assert turns >= (2.5 if partitions else 0.9) * MANY
 
@@ -133,13 +158,7 @@ async def test_a_description_of_groups_is_no_larger_than_a_message(
 ) -> None:
     """1,000 groups with 5,000 offsets each were gigabytes, made in memory for an answer that nobody could be sent."""
 
-    async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
-        coordinator.asked.append(request)
-        offsets = tuple(req.FetchedOffset(req.NamedPartition("t", number), None) for number in range(MANY))
-        return req.GroupDescription(group, req.GroupState.EMPTY, offsets=offsets)
-
-    monkeypatch.setattr(coordinator, "ask", ask)
-    monkeypatch.setattr(group_servicer, "MAX_DESCRIBED_BYTES", 10_000)
+    monkeypatch.setattr(group_servicer, "MAX_ANSWER_BYTES", 10_000)
     request = group_pb2.DescribeGroupsRequest(groups=[f"g{number}" for number in range(MANY)], include_offsets=True)
     response = await servicer(coordinator).DescribeGroups(request, NOTHING)
     described = [each for each in response.groups if not each.HasField("error")]
@@ -148,3 +167,41 @@ async def test_a_description_of_groups_is_no_larger_than_a_message(
     refused = response.groups[len(described) :]
     assert {each.error.code for each in refused} == {int(ErrorCode.INVALID_REQUEST)}
     assert [each.group for each in response.groups] == list(request.groups)
+
+
+async def test_a_description_of_one_group_is_no_larger_and_made_in_turns(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 members that name the same 10,000 topics: gigabytes of names, where each member's are a few bytes here."""
+    monkeypatch.setattr(group_servicer, "MAX_ANSWER_BYTES", 10_000)
+
+    async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
+        return described(group, members=10 if group == "few" else 100_000)
+
+    monkeypatch.setattr(coordinator, "ask", ask)
+    request = group_pb2.DescribeGroupsRequest(groups=["few", "many", "behind"])
+    response, turns = await with_turns(servicer(coordinator, Access()).DescribeGroups(request, NOTHING))
+    few, many, behind = response.groups
+    assert [len(each.members) for each in response.groups] == [10, 0, 0]
+    assert list(few.members[0].topics) == sorted(f"t{number}" for number in range(1, MANY))
+    assert {many.error.code, behind.error.code} == {int(ErrorCode.INVALID_REQUEST)}
+    assert 10 + MANY < turns < 1_000  # it ends where it is too much
+
+
+async def test_a_list_and_all_offsets_are_no_larger_than_a_message(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8,000 group ids of 16 KiB, or 40,000 offsets with 4 KiB of metadata, made an answer that nobody could be sent."""
+    groups = [req.ListedGroup("g" * 90, req.GroupState.EMPTY, 0)] * 10
+
+    async def list_groups(states: Any) -> tuple[list[req.ListedGroup], None]:
+        return groups, None
+
+    coordinator.list_groups = list_groups  # type: ignore[attr-defined]
+    for most, wanted in ((10_000, [10, MANY]), (500, [0, 0])):
+        monkeypatch.setattr(group_servicer, "MAX_ANSWER_BYTES", most)
+        listed = await servicer(coordinator).ListGroups(group_pb2.ListGroupsRequest(), NOTHING)
+        fetched = await servicer(coordinator).FetchOffsets(group_pb2.FetchOffsetsRequest(group="g"), NOTHING)
+        assert [len(listed.groups), len(fetched.offsets)] == wanted
+        expected = ErrorCode.NONE if any(wanted) else ErrorCode.INVALID_REQUEST
+        assert {listed.error.code, fetched.error.code} == {int(expected)}

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from google.protobuf.message import Message
 
 from highwater.errors import ErrorCode
 from highwater.groups import requests as req
 from highwater.groups.config import GroupConfig
-from highwater.groups.records.values import MemberState
+from highwater.groups.offsets import fetched_offset
+from highwater.groups.records.values import MemberState, OffsetCommitValue
 from highwater.groups.topics import TopicImage
 from highwater.groups.validity import MOST_TOPICS
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.errors import to_proto
-from highwater.rpc.process.loop_turn import by_turns
+from highwater.rpc.process.loop_turn import by_turns, sorted_by_turns
 from highwater.rpc.requests.request_limits import MAX_GROUPS, too_large
 from highwater.v1 import common_pb2, group_pb2
 
 MOST_OWNED = 50_000  # partitions of one member
+FRAME_BYTES = 6  # of a message in a repeated field, beside its own: the field's number and the length
+
+Sees: TypeAlias = Callable[[str], bool]
+"""Tells whether the caller may DESCRIBE the topic of that name."""
 
 _STATES = {
     req.GroupState.EMPTY: group_pb2.GROUP_STATE_EMPTY,
@@ -61,16 +68,21 @@ def partitions(message: group_pb2.PartitionList) -> req.Partitions:
     return frozenset(PartitionKey(topic.topic_id, number) for topic in message.topics for number in topic.partitions)
 
 
-def topic_partitions(keys: Iterable[PartitionKey], image: TopicImage) -> list[group_pb2.TopicPartitions]:
+def everything(topic: str) -> bool:
+    return True
+
+
+def topic_partitions(
+    keys: Iterable[PartitionKey], image: TopicImage, sees: Sees = everything
+) -> list[group_pb2.TopicPartitions]:
     """With the names of the topics as they are now; empty where one was deleted."""
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, number in sorted(keys):
         by_topic.setdefault(topic_id, []).append(number)
     return [
-        group_pb2.TopicPartitions(
-            topic_id=topic_id, topic="" if (topic := image.of_id(topic_id)) is None else topic.name, partitions=numbers
-        )
+        group_pb2.TopicPartitions(topic_id=topic_id, topic=name, partitions=numbers)
         for topic_id, numbers in by_topic.items()
+        if not (name := image.name_of(topic_id)) or sees(name)
     ]
 
 
@@ -128,6 +140,15 @@ def committed(offset: group_pb2.CommittedOffset, refusal: req.Refusal | None) ->
     return result
 
 
+async def all_fetched(
+    kept: Mapping[req.NamedPartition, OffsetCommitValue], image: TopicImage, sees: Sees
+) -> AsyncIterator[group_pb2.CommittedOffset]:
+    """Those that are kept, by topic and partition, of the topics that the caller `sees`."""
+    async for partition in sorted_by_turns(list(kept)):
+        if sees(partition.topic):
+            yield fetched(fetched_offset(partition, kept[partition], image))
+
+
 def fetched(offset: req.FetchedOffset) -> group_pb2.CommittedOffset:
     (topic, number), value = offset.partition, offset.committed
     partition = common_pb2.TopicPartition(topic=topic, partition=number)
@@ -150,23 +171,44 @@ def listed(group: req.ListedGroup) -> group_pb2.ListedGroup:
     return group_pb2.ListedGroup(group=group.group, state=_STATES[group.state], members=group.members)
 
 
-def description(group: str, answer: req.Answer | req.Refusal, image: TopicImage) -> group_pb2.GroupDescription:
+async def description(
+    group: str, answer: req.Answer | req.Refusal, image: TopicImage, sees: Sees, most_bytes: int
+) -> group_pb2.GroupDescription | None:
+    """Without the topics that the caller does not see. None: it would have more than so many bytes."""
     if isinstance(answer, req.Refusal):
-        return group_pb2.GroupDescription(group=group, error=error_of(answer))
+        return refused_description(group, answer)
     assert isinstance(answer, req.GroupDescription), answer
-    return group_pb2.GroupDescription(
+    described = group_pb2.GroupDescription(
         error=error_of(answer.error),
         group=group,
         state=_STATES[answer.state],
         group_epoch=answer.epoch,
         assignment_epoch=answer.assignment_epoch,
         assignor=answer.assignor,
-        members=[_member(each, image) for each in answer.members],
-        offsets=map(fetched, answer.offsets),
     )
+    left = most_bytes - described.ByteSize()
+    left = await filled(described.members, by_turns(_member(each, image, sees) for each in answer.members), left)
+    if left >= 0:
+        left = await filled(described.offsets, all_fetched(answer.kept, image, sees), left)
+    return described if left >= 0 else None
 
 
-def _member(member: req.DescribedMember, image: TopicImage) -> group_pb2.GroupMember:
+def refused_description(group: str, refusal: req.Refusal) -> group_pb2.GroupDescription:
+    return group_pb2.GroupDescription(group=group, error=error_of(refusal))
+
+
+async def filled(field: Any, messages: AsyncIterator[Message], most_bytes: int) -> int:
+    """Appends the messages to a repeated field, up to so many bytes. Returns how many are left; below 0: there are more
+    messages."""
+    async for message in messages:
+        most_bytes -= message.ByteSize() + FRAME_BYTES
+        if most_bytes < 0:
+            break
+        field.append(message)
+    return most_bytes
+
+
+def _member(member: req.DescribedMember, image: TopicImage, sees: Sees) -> group_pb2.GroupMember:
     return group_pb2.GroupMember(
         member_id=member.member_id,
         instance_id=member.instance_id,
@@ -175,11 +217,11 @@ def _member(member: req.DescribedMember, image: TopicImage) -> group_pb2.GroupMe
         rack=member.rack,
         member_epoch=member.epoch,
         state=_MEMBER_STATES[member.state],
-        topics=sorted(member.topics),
+        topics=sorted(filter(sees, member.topics)),
         pattern=member.pattern,
-        assignment=topic_partitions(member.assigned, image),
-        revoking=topic_partitions(member.revoking, image),
-        target=topic_partitions(member.target, image),
+        assignment=topic_partitions(member.assigned, image, sees),
+        revoking=topic_partitions(member.revoking, image, sees),
+        target=topic_partitions(member.target, image, sees),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 import grpc.aio
@@ -30,13 +31,9 @@ from highwater.v1 import common_pb2, group_pb2, group_pb2_grpc
 logger = get_logger("replica_manager.group_servicer")
 
 LONGEST_HOST = 255
-MAX_DESCRIBED_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
-"""Of a DescribeGroups: a group may have an offset for each partition there is, and members that name 10,000 topics."""
-
-_TOO_MUCH = req.Refusal(
-    ErrorCode.INVALID_REQUEST,
-    f"the answer would have more than {MAX_DESCRIBED_BYTES} bytes: ask for fewer groups at a time, or without offsets",
-)
+MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+"""Of a DescribeGroups, a ListGroups and a FetchOffsets: a group may have an offset for each partition there is, with
+4 KiB of metadata, 1,000 members that name 10,000 topics each, and an id of 32 KiB."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -198,13 +195,14 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
             assert isinstance(found, req.FetchAnswer), found
             answer = found
         response = group_pb2.FetchOffsetsResponse(error=wire.error_of(answer.error))
-        if answer.error is None and request.partitions:
-            async for result in divided.merging(map(wire.fetched, answer.offsets), _unseen_offset):
-                response.offsets.append(result)
-        else:  # all that are kept: of those that it may see
-            async for each in by_turns(answer.offsets):
-                if access is None or _may_see_topic(access, each.partition.topic):
-                    response.offsets.append(wire.fetched(each))
+        if answer.error is not None:
+            return response
+        if request.partitions:
+            results = divided.merging(map(wire.fetched, answer.offsets), _unseen_offset)
+        else:
+            results = wire.all_fetched(answer.kept, self._coordinator.image, _sees(access))
+        if await wire.filled(response.offsets, results, MAX_ANSWER_BYTES) < 0:
+            return group_pb2.FetchOffsetsResponse(error=wire.error_of(_too_much("name partitions, some at a time")))
         return response
 
     @limited(group_pb2.DeleteOffsetsResponse)
@@ -242,33 +240,30 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         access = self._access(context)
         sees_all = access is None or access.may_cluster(Operation.DESCRIBE)
         response = group_pb2.ListGroupsResponse(error=wire.error_of(missing))
-        async for each in by_turns(groups):
-            if sees_all or (access is not None and access.may_group(Operation.DESCRIBE, each.group)):
-                response.groups.append(wire.listed(each))
+        seen = (
+            wire.listed(each)
+            for each in groups
+            if sees_all or (access is not None and access.may_group(Operation.DESCRIBE, each.group))
+        )
+        if await wire.filled(response.groups, by_turns(seen), MAX_ANSWER_BYTES) < 0:
+            return group_pb2.ListGroupsResponse(error=wire.error_of(_too_much("ask for the groups of one state")))
         return response
 
     async def DescribeGroups(
         self, request: group_pb2.DescribeGroupsRequest, context: Context
     ) -> group_pb2.DescribeGroupsResponse:
         groups, refusal = wire.groups_of(request)
-        image = self._coordinator.image
         access = self._access(context)
-        found, size = [], 0
+        too_much = _too_much("ask for fewer groups at a time, or without offsets")
+        response, left = group_pb2.DescribeGroupsResponse(), MAX_ANSWER_BYTES
         for group in dict.fromkeys(groups):
-            asked = req.DescribeGroup(group, request.include_offsets)
-            refused = refusal or _may_not(access, Operation.DESCRIBE, group)
-            if size > MAX_DESCRIBED_BYTES:
-                refused = refused or _TOO_MUCH
-            answer = refused or await self._coordinator.ask(group, asked)
-            described = wire.description(group, answer, image)
-            if access is not None:
-                _leave_out_unseen(described, access)
-            size += described.ByteSize()
-            if size > MAX_DESCRIBED_BYTES and not described.HasField("error"):
-                described = wire.description(group, _TOO_MUCH, image)
-            found.append(described)
+            refused = refusal or _may_not(access, Operation.DESCRIBE, group) or (too_much if left < 0 else None)
+            answer = refused or await self._coordinator.ask(group, req.DescribeGroup(group, request.include_offsets))
+            described = await wire.description(group, answer, self._coordinator.image, _sees(access), left)
+            left = -1 if described is None else left - described.ByteSize()
+            response.groups.append(described or wire.refused_description(group, too_much))
             await asyncio.sleep(0)
-        return group_pb2.DescribeGroupsResponse(groups=found)
+        return response
 
     async def DeleteGroups(
         self, request: group_pb2.DeleteGroupsRequest, context: Context
@@ -305,23 +300,14 @@ def _may_not(access: Access | None, operation: Operation, group: str) -> req.Ref
     return None if refused is None else req.Refusal(*refused)
 
 
-def _may_see_topic(access: Access, topic: str) -> bool:
-    return access.may_topic(Operation.DESCRIBE, topic)
+def _too_much(remedy: str) -> req.Refusal:
+    return req.Refusal(ErrorCode.INVALID_REQUEST, f"the answer would have more than {MAX_ANSWER_BYTES} bytes: {remedy}")
 
 
-def _leave_out_unseen(group: group_pb2.GroupDescription, access: Access) -> None:
-    """Takes out the topics that the caller may not DESCRIBE; one that was deleted has no name."""
-    offsets = [each for each in group.offsets if _may_see_topic(access, each.partition.topic)]
-    del group.offsets[:]
-    group.offsets.extend(offsets)
-    for member in group.members:
-        named = [topic for topic in member.topics if _may_see_topic(access, topic)]
-        del member.topics[:]
-        member.topics.extend(named)
-        for topics in (member.assignment, member.revoking, member.target):
-            wire.leave_out(
-                topics, {each.topic for each in topics if each.topic and not _may_see_topic(access, each.topic)}
-            )
+def _sees(access: Access | None) -> wire.Sees:
+    if access is None:
+        return wire.everything
+    return partial(access.may_topic, Operation.DESCRIBE)
 
 
 def _may_see(access: Access | None) -> Callable[[common_pb2.TopicPartition], Refused | None] | None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from heapq import merge
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparisonT
 
 TURN_S = 0.002
+SORTED_AT_ONCE = 1_000
 
 T = TypeVar("T")
 
@@ -46,4 +51,12 @@ async def by_turns(items: Iterable[T]) -> AsyncIterator[T]:
     for item in items:
         if turn.over():
             await turn.give_way()
+        yield item
+
+
+async def sorted_by_turns(items: Sequence[SupportsRichComparisonT]) -> AsyncIterator[SupportsRichComparisonT]:
+    """As `by_turns`, in ascending order: to sort 100,000 names at once takes a fifth of a second."""
+    starts = range(0, len(items), SORTED_AT_ONCE)
+    runs = [sorted(items[start : start + SORTED_AT_ONCE]) async for start in by_turns(starts)]
+    async for item in by_turns(merge(*runs)):
         yield item
