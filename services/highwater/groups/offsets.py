@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
+
 from highwater.errors import ErrorCode
 from highwater.groups.config import GroupConfig
 from highwater.groups.group import Group
@@ -26,6 +28,8 @@ from highwater.groups.state import ShardState
 from highwater.groups.topics import TopicImage
 from highwater.groups.validity import check_offset, check_offsets
 from highwater.model.partition import PartitionKey
+
+REMOVED_AT_ONCE = 500  # offsets: a tombstone for each takes a hundredth of a millisecond
 
 
 class Offsets:
@@ -160,9 +164,15 @@ class Offsets:
             self._state.emit(GroupEpochKey(group.group_id), None, now_ms)
         self._timers.cancel(TimerKey(Timer.OFFSETS, group.group_id))
 
-    def topic_deleted(self, group: Group, topic: str, now_ms: int) -> None:
-        for partition in [each for each in group.offsets if each.topic == topic]:
-            self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
+    def topics_deleted(self, group: Group, topics: Set[str], now_ms: int) -> Iterator[None]:
+        """Removes the offsets of these topics, some at each step. One that is committed between two steps is of another
+        topic of that name."""
+        gone = [(each, value) for each, value in group.offsets.items() if each.topic in topics]
+        for number, (partition, value) in enumerate(gone, 1):
+            if group.offsets.get(partition) is value:
+                self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
+            if number % REMOVED_AT_ONCE == 0:
+                yield
 
     # Expiry
 
@@ -192,22 +202,35 @@ class Offsets:
             return value.expire_time_ms
         return max(value.commit_time_ms, group.epoch_time_ms) + self._config.offsets_retention_ms
 
-    def expire(self, group_id: str, now_ms: int) -> None:
-        """Removes what has expired, and a group of which nothing is left."""
+    def expire(self, group_id: str, now_ms: int) -> Iterator[None]:
+        """Removes what has expired, some at each step, and a group of which nothing is left. Between two steps it may
+        be given members and offsets; where the caller goes no further, the rest has its turn at the next look."""
         group = self._state.groups.get(group_id)
         if group is None:
             return
-        subscribed = group.subscribed_topics() if group.members else frozenset[str]()
-        for partition in list(group.offsets):
-            if self._expiry_ms(group, partition, subscribed, now_ms) <= now_ms:
-                self._state.emit(OffsetCommitKey(group_id, *partition), None, now_ms)
-        if not group.members and not group.offsets:
-            if not group.is_void:
-                self._remove(group, now_ms)
-            return
-        due_ms = self.first_expiry_ms(group, now_ms)
-        if due_ms is not None:
-            self.watch(group_id, max(due_ms, now_ms + self._config.retention_check_interval_ms))
+        timer = TimerKey(Timer.OFFSETS, group_id)
+        next_look_ms = now_ms + self._config.retention_check_interval_ms
+        self._timers.set(timer, next_look_ms)
+        due_ms = now_ms + self._config.offsets_retention_ms  # what is committed meanwhile does not expire before
+        partitions = list(group.offsets)
+        for start in range(0, len(partitions), REMOVED_AT_ONCE):
+            subscribed = group.subscribed_topics() if group.members else frozenset[str]()
+            for partition in partitions[start : start + REMOVED_AT_ONCE]:
+                if partition not in group.offsets:
+                    continue
+                expiry_ms = self._expiry_ms(group, partition, subscribed, now_ms)
+                if expiry_ms <= now_ms:
+                    self._state.emit(OffsetCommitKey(group_id, *partition), None, now_ms)
+                else:
+                    due_ms = min(due_ms, expiry_ms)
+            yield
+        group = self._state.groups.get(group_id)
+        if group is None:
+            self._timers.cancel(timer)
+        elif not group.members and not group.offsets:
+            self._remove(group, now_ms)
+        else:
+            self._timers.set(timer, max(due_ms, next_look_ms))
 
 
 def fetched_offset(partition: NamedPartition, kept: OffsetCommitValue | None, image: TopicImage) -> FetchedOffset:

@@ -93,7 +93,8 @@ class GroupShard:
         return self._outcome(request.group, self._answer(request, now_ms), now_ms, request)
 
     def tick(self, now_ms: int) -> Iterator[Outcome]:
-        """Does what is due at the time given, one thing at each step. Requests may be handled between two steps."""
+        """Does what is due at the time given, one thing or a part of it at each step. Requests may be handled between
+        two steps."""
         while (due := self._timers.pop_due(now_ms)) is not None:
             match due.timer:
                 case Timer.SESSION:
@@ -101,7 +102,8 @@ class GroupShard:
                 case Timer.REBALANCE:
                     self._membership.rebalance_over(due.group, due.member_id, now_ms)
                 case Timer.OFFSETS:
-                    self._offsets.expire(due.group, now_ms)
+                    for _ in self._offsets.expire(due.group, now_ms):
+                        yield self._outcome(due.group, None, now_ms)
             yield self._outcome(due.group, None, now_ms)
 
     def next_due_ms(self) -> int | None:
@@ -110,10 +112,10 @@ class GroupShard:
 
     def topics_changed(self, names: Iterable[str], now_ms: int) -> Iterator[Outcome]:
         """Takes up changes that the image has already: topics that came, grew, moved, or were deleted. One group at
-        each step; the caller may handle requests between two steps. Not to be called with topics that are merely
-        missing because the image is not complete: the offsets of a deleted topic are removed."""
+        each step, or a part of its offsets; the caller may handle requests between two steps. Not to be called with
+        topics that are merely missing because the image is not complete: the offsets of a deleted topic are removed."""
         changed = sorted(set(names))
-        deleted = [name for name in changed if self._image.named(name) is None]
+        deleted = {name for name in changed if self._image.named(name) is None}
         affected = set(self.state.with_patterns)
         affected.update(*(self.state.subscribed.get(name, ()) for name in changed))
         affected.update(*(self.state.committed.get(name, ()) for name in deleted))
@@ -121,10 +123,11 @@ class GroupShard:
             group = self.state.groups.get(group_id)
             if group is None:
                 continue
-            for name in deleted:
-                if name in group.offset_topics:
-                    self._offsets.topic_deleted(group, name, now_ms)
-            if self._reconciliation.topics_changed(group, changed, now_ms):
+            if not deleted.isdisjoint(group.offset_topics):
+                for _ in self._offsets.topics_deleted(group, deleted, now_ms):
+                    yield self._outcome(group_id, None, now_ms)
+            group = self.state.groups.get(group_id)
+            if group is not None and self._reconciliation.topics_changed(group, changed, now_ms):
                 self._reconciliation.reconcile_all(group, now_ms)
             outcome = self._outcome(group_id, None, now_ms)
             if outcome.records:

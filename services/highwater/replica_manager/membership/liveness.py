@@ -131,8 +131,7 @@ class Liveness:
     def register_anew(self) -> None:
         """Under a new broker epoch, so that nothing that was sent under the present one can bring a replica back into
         an ISR (RULES 2.3, 7.6). What is led is led no more."""
-        self._replica_manager.registration_lost()
-        self._due.set()
+        self._lost()
 
     def report_offline_logs(self) -> None:
         """More logs are offline: the controller asks for them when it sees the registration change (RULES 7.7)."""
@@ -217,8 +216,8 @@ class Liveness:
         self._due.set()
 
     def _lost(self) -> None:
+        self._due.set()  # first: were there a mistake in what follows, the broker would stay unregistered
         self._replica_manager.registration_lost()
-        self._due.set()
 
     async def _probe(self) -> None:
         await self._replica_manager.appends.probe(self._session_timeout_ms / 2000)
