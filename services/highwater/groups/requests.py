@@ -160,7 +160,8 @@ class FetchedOffset:
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """`kept` where none was named: all there are, as they were then."""
+    """`kept` where none was named: all there are, as they were then. Whether they are of the topics of now is looked at
+    as each is told (`fetched_offset`)."""
 
     error: Refusal | None = None
     offsets: tuple[FetchedOffset, ...] = ()

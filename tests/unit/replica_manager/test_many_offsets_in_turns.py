@@ -36,6 +36,12 @@ class Access:
     def may_topic(self, operation: Operation, name: str) -> bool:
         return name != "t0"
 
+    def may_group(self, operation: Operation, name: str) -> bool:
+        return name == f"g{MANY - 1}"
+
+    def may_cluster(self, operation: Operation) -> bool:
+        return False
+
     def refusal(self, operation: Operation, resource_type: ResourceType, name: str) -> str:
         return "it may not"
 
@@ -176,7 +182,7 @@ async def test_a_description_of_one_group_is_no_larger_and_made_in_turns(
     monkeypatch.setattr(group_servicer, "MAX_ANSWER_BYTES", 10_000)
 
     async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
-        return described(group, members=10 if group == "few" else 100_000)
+        return described(group, members=10 if group == "few" else 1_000)
 
     monkeypatch.setattr(coordinator, "ask", ask)
     request = group_pb2.DescribeGroupsRequest(groups=["few", "many", "behind"])
@@ -185,7 +191,7 @@ async def test_a_description_of_one_group_is_no_larger_and_made_in_turns(
     assert [len(each.members) for each in response.groups] == [10, 0, 0]
     assert list(few.members[0].topics) == sorted(f"t{number}" for number in range(1, MANY))
     assert {many.error.code, behind.error.code} == {int(ErrorCode.INVALID_REQUEST)}
-    assert 10 + MANY < turns < 1_000  # it ends where it is too much
+    assert 1_000 + MANY < turns < 1_500  # all members are looked at for their topics, and told until it is too much
 
 
 async def test_a_list_and_all_offsets_are_no_larger_than_a_message(
@@ -205,3 +211,35 @@ async def test_a_list_and_all_offsets_are_no_larger_than_a_message(
         assert [len(listed.groups), len(fetched.offsets)] == wanted
         expected = ErrorCode.NONE if any(wanted) else ErrorCode.INVALID_REQUEST
         assert {listed.error.code, fetched.error.code} == {int(expected)}
+
+
+async def test_groups_that_are_not_to_be_seen_are_passed_over_in_turns(coordinator: Coordinator) -> None:
+    async def list_groups(states: Any) -> tuple[list[req.ListedGroup], None]:
+        return [req.ListedGroup(f"g{number}", req.GroupState.EMPTY, 0) for number in range(MANY)], None
+
+    coordinator.list_groups = list_groups  # type: ignore[attr-defined]
+    listed, turns = await with_turns(servicer(coordinator, Access()).ListGroups(group_pb2.ListGroupsRequest(), NOTHING))
+    assert [each.group for each in listed.groups] == [f"g{MANY - 1}"]
+    assert turns >= 0.9 * MANY
+
+
+async def test_the_topics_of_a_member_are_looked_at_in_turns(coordinator: Coordinator) -> None:
+    request = group_pb2.DescribeGroupsRequest(groups=["g"])
+    response, turns = await with_turns(servicer(coordinator, Access()).DescribeGroups(request, NOTHING))
+    assert len(response.groups[0].members[0].topics) == MANY - 1
+    assert turns >= 1.9 * MANY  # names, and offsets
+
+
+async def test_a_group_that_is_not_there_is_told_so_behind_too_much(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_servicer, "MAX_ANSWER_BYTES", 200)
+
+    async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
+        return req.GroupDescription(group, req.GroupState.DEAD, error=REFUSED)
+
+    monkeypatch.setattr(coordinator, "ask", ask)
+    request = group_pb2.DescribeGroupsRequest(groups=["g" * 500, "h"])
+    response = await servicer(coordinator).DescribeGroups(request, NOTHING)
+    assert codes(response.groups) == [int(REFUSED.code), int(ErrorCode.INVALID_REQUEST)]
+    assert response.groups[0].state == group_pb2.GROUP_STATE_DEAD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
@@ -171,30 +171,45 @@ def listed(group: req.ListedGroup) -> group_pb2.ListedGroup:
     return group_pb2.ListedGroup(group=group.group, state=_STATES[group.state], members=group.members)
 
 
-async def description(
-    group: str, answer: req.Answer | req.Refusal, image: TopicImage, sees: Sees, most_bytes: int
-) -> group_pb2.GroupDescription | None:
-    """Without the topics that the caller does not see. None: it would have more than so many bytes."""
+async def describe(
+    described: group_pb2.GroupDescription,
+    group: str,
+    answer: req.Answer | req.Refusal,
+    image: TopicImage,
+    sees: Sees,
+    most_bytes: int,
+) -> int:
+    """Fills it in, without the topics that the caller does not see, up to so many bytes. Returns how many are left;
+    below 0: it would have more, or has an error that does."""
+    described.group = group
     if isinstance(answer, req.Refusal):
-        return refused_description(group, answer)
+        described.error.CopyFrom(to_proto(answer.code, answer.message))
+        return most_bytes - described.ByteSize() - FRAME_BYTES
     assert isinstance(answer, req.GroupDescription), answer
-    described = group_pb2.GroupDescription(
-        error=error_of(answer.error),
-        group=group,
-        state=_STATES[answer.state],
-        group_epoch=answer.epoch,
-        assignment_epoch=answer.assignment_epoch,
-        assignor=answer.assignor,
-    )
-    left = most_bytes - described.ByteSize()
-    left = await filled(described.members, by_turns(_member(each, image, sees) for each in answer.members), left)
-    if left >= 0:
-        left = await filled(described.offsets, all_fetched(answer.kept, image, sees), left)
-    return described if left >= 0 else None
+    described.state = _STATES[answer.state]
+    if answer.error is not None:
+        described.error.CopyFrom(to_proto(answer.error.code, answer.error.message))
+        return most_bytes - described.ByteSize() - FRAME_BYTES
+    described.group_epoch = answer.epoch
+    described.assignment_epoch = answer.assignment_epoch
+    described.assignor = answer.assignor
+    left = most_bytes - described.ByteSize() - FRAME_BYTES
+    unseen = await _unseen_by_members(answer.members, image, sees)
+    members = by_turns(_member(each, image, lambda topic: topic not in unseen) for each in answer.members)
+    left = await filled(described.members, members, left)
+    return await filled(described.offsets, all_fetched(answer.kept, image, sees), left) if left >= 0 else left
 
 
-def refused_description(group: str, refusal: req.Refusal) -> group_pb2.GroupDescription:
-    return group_pb2.GroupDescription(group=group, error=error_of(refusal))
+async def _unseen_by_members(members: Sequence[req.DescribedMember], image: TopicImage, sees: Sees) -> Set[str]:
+    """Those that the caller does not see, of all topics that members name or have."""
+    if sees is everything:
+        return frozenset()
+    names: set[str] = set()
+    async for member in by_turns(members):
+        names |= member.topics
+        for keys in (member.assigned, member.revoking, member.target):
+            names.update(image.name_of(topic_id) for topic_id in {key.topic_id for key in keys})
+    return {name async for name in by_turns(names) if name and not sees(name)}
 
 
 async def filled(field: Any, messages: AsyncIterator[Message], most_bytes: int) -> int:

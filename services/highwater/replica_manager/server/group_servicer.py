@@ -240,12 +240,13 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         access = self._access(context)
         sees_all = access is None or access.may_cluster(Operation.DESCRIBE)
         response = group_pb2.ListGroupsResponse(error=wire.error_of(missing))
-        seen = (
-            wire.listed(each)
-            for each in groups
-            if sees_all or (access is not None and access.may_group(Operation.DESCRIBE, each.group))
-        )
-        if await wire.filled(response.groups, by_turns(seen), MAX_ANSWER_BYTES) < 0:
+
+        async def seen() -> AsyncIterator[group_pb2.ListedGroup]:
+            async for each in by_turns(groups):
+                if sees_all or (access is not None and access.may_group(Operation.DESCRIBE, each.group)):
+                    yield wire.listed(each)
+
+        if await wire.filled(response.groups, seen(), MAX_ANSWER_BYTES) < 0:
             return group_pb2.ListGroupsResponse(error=wire.error_of(_too_much("ask for the groups of one state")))
         return response
 
@@ -259,9 +260,11 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         for group in dict.fromkeys(groups):
             refused = refusal or _may_not(access, Operation.DESCRIBE, group) or (too_much if left < 0 else None)
             answer = refused or await self._coordinator.ask(group, req.DescribeGroup(group, request.include_offsets))
-            described = await wire.description(group, answer, self._coordinator.image, _sees(access), left)
-            left = -1 if described is None else left - described.ByteSize()
-            response.groups.append(described or wire.refused_description(group, too_much))
+            described = response.groups.add()
+            left = await wire.describe(described, group, answer, self._coordinator.image, _sees(access), left)
+            if left < 0 and not described.HasField("error"):
+                described.Clear()
+                await wire.describe(described, group, too_much, self._coordinator.image, wire.everything, left)
             await asyncio.sleep(0)
         return response
 
