@@ -181,3 +181,13 @@ def test_a_group_that_is_gone_or_silent_for_long_is_not_shown() -> None:
     now_s = 91.0
     metrics.failed()
     assert shown(metrics) == {}
+
+
+def test_a_scrape_sees_no_half_of_a_round() -> None:
+    """It is made in a thread of its own, family by family, while the loop shows the next round."""
+    metrics = LagMetrics(by_partition=True, stale_s=90, clock_s=lambda: 0.0)
+    scrape = iter(metrics.metrics.registry.collect())
+    before = [next(scrape)]
+    metrics.took(a_round(g={A: Lag(3, 1.5)}), 0.1)
+    assert [sample for family in [*before, *scrape] for sample in family.samples if sample.labels] == []
+    assert shown(metrics)["members{g}"] == 2
