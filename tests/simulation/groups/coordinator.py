@@ -58,7 +58,7 @@ def simulated() -> Iterator[None]:
     timer for it would be an event, and which lines are made depends on who else runs in the process."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(group_coordinator, "HostedShard", SimulatedShard))
-        for module in (hosted_shard, shard_log):
+        for module in (group_coordinator, hosted_shard, shard_log):
             stack.enter_context(patch.object(module, "Pace", SimulatedPace))
         stack.enter_context(patch.object(summed_log, "_running_loop", lambda: None))
         yield

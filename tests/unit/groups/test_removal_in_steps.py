@@ -130,3 +130,13 @@ def test_a_group_that_has_gone_and_come_back_in_between(shard: GroupShard, image
     assert joined.answer.error is None
     drain(changing)
     assert shard.state.groups[GROUP].members["m"].current.assigned
+
+
+def test_a_topic_that_nobody_reads_has_a_step_for_each_group_that_is_asked(image: TopicImage) -> None:
+    """A broker with 500 groups that match 1,000 topics each stood for 0.2 s with every topic that was made."""
+    shard = load([], image, 0, CONFIG)
+    for number in range(5):
+        joins = Heartbeat(f"g{number}", "m", 0, subscription=subscription(pattern="a.*"), owned=frozenset())
+        assert shard.handle(joins, 0).records
+    image.update({"c": topic("c", 1)})
+    assert [outcome.records for outcome in shard.topics_changed(["c"], 1)] == [()] * 5

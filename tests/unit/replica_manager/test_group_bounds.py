@@ -6,13 +6,14 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from counted_turns import with_turns
 from leading_broker import EPOCH, Leader
 
 from highwater.errors import ErrorCode
@@ -26,7 +27,7 @@ from highwater.metadata.schema.models import PartitionState
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.records import iter_batches, read_header, stamp
-from highwater.replica_manager.groups import shard_log
+from highwater.replica_manager.groups import pacing, shard_log
 from highwater.replica_manager.groups.clock import SET_MS, CoordinatorClock
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
 from highwater.replica_manager.groups.hosted_shard import HostedShard
@@ -207,6 +208,26 @@ def test_a_clock_that_is_corrected_does_not_jump() -> None:
     assert clock.was_set()
     assert clock.now_ms() == 1_001_000 - SET_MS
     assert not clock.was_set()
+
+
+async def test_shards_that_take_a_little_each_do_not_hold_the_loop_together(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each began a pace of its own: fifty that took 9 ms each were half a second, and nobody had a turn in between."""
+
+    def takes_a_little(names: Any, now_ms: int) -> Iterator[Outcome]:
+        time.sleep(0.6 * pacing.STEP_S)
+        yield Outcome()
+
+    monkeypatch.setattr(pacing, "STEP_S", 0.05)
+    for number in (0, 1):
+        monkeypatch.setattr(broker.shard(number).shard, "topics_changed", takes_a_little, raising=False)
+    state = PartitionState(1, 1, 101, (1,))
+    broker.leader.replica_manager.metadata.update(
+        [CachedTopic("more", b"p" * 16, {}, {0: CachedPartition(state, 1, (1,))})], full=False
+    )
+    _, turns = await with_turns(broker.tick())
+    assert turns >= 1
 
 
 # The log

@@ -27,6 +27,7 @@ from highwater.replica_manager.groups.hosted_shard import LOADS_AT_ONCE, HostedS
 from highwater.replica_manager.groups.member_streams import MemberStream
 from highwater.replica_manager.groups.metrics import GroupMetrics
 from highwater.replica_manager.groups.offsets_topic import OffsetsTopic
+from highwater.replica_manager.groups.pacing import Pace
 from highwater.replica_manager.groups.topic_feed import TopicFeed
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
@@ -133,9 +134,10 @@ class GroupCoordinator:
             for shard in list(self._shards.values()):
                 shard.load_anew(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         changed = self._feed.take()
+        pace = Pace()  # of all: fifty shards that take a little less than a step each hold the loop together
         for shard in list(self._shards.values()):
             try:
-                await shard.tick(changed)
+                await shard.tick(changed, pace)
             except Exception:  # the others are to hear of what has changed, and of the time
                 shard.failed("a shard of groups could not do what is due")
 

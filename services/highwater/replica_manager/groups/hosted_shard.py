@@ -161,8 +161,8 @@ class HostedShard:
 
     # Time and topics
 
-    async def tick(self, changed_topics: Collection[str]) -> None:
-        """Does what is due, and what follows from topics that are others now."""
+    async def tick(self, changed_topics: Collection[str], pace: Pace) -> None:
+        """Does what is due, and what follows from topics that are others now. The pace is of all shards together."""
         serving = self._serving
         if serving is None:
             if not self._loading and self._new_log().takes_records:
@@ -172,7 +172,7 @@ class HostedShard:
             # Nothing can be decided. Members are given a whole session timeout when it can be.
             serving.log.end(ErrorCode.NOT_ENOUGH_REPLICAS)
             return
-        pace, now_ms = Pace(), self._context.now_ms()
+        now_ms = self._context.now_ms()
         if changed_topics:
             await self._topics_changed(serving, changed_topics, pace)
         if self._absent and now_ms >= self._absent_until_ms:
