@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 from highwater.errors import ErrorCode
 from highwater.groups.config import GroupConfig
@@ -164,11 +164,28 @@ class Offsets:
             self._state.emit(GroupEpochKey(group.group_id), None, now_ms)
         self._timers.cancel(TimerKey(Timer.OFFSETS, group.group_id))
 
-    def topics_deleted(self, group: Group, topics: Set[str], now_ms: int) -> Iterator[None]:
-        """Removes the offsets of these topics, some at each step. One that is committed between two steps is of another
-        topic of that name."""
-        gone = [(each, value) for each, value in group.offsets.items() if each.topic in topics]
-        for number, (partition, value) in enumerate(gone, 1):
+    def remove_gone(self, group: Group, topics: Set[str], now_ms: int) -> Iterator[None]:
+        """Removes the offsets of topics of these names that have gone, some at each step. Those of one that is not
+        known here yet stay: the coordinator before this one has taken them."""
+        gone = [
+            (each, value)
+            for each, value in group.offsets.items()
+            if each.topic in topics and self._image.has_gone(each.topic, value.topic_id)
+        ]
+        return self._remove_each(group, gone, now_ms)
+
+    def remove_unknown(self, group: Group, now_ms: int) -> Iterator[None]:
+        """Removes the offsets of topics that are not there, some at each step."""
+        unknown = [
+            (each, value) for each, value in group.offsets.items() if not self._image.has(each.topic, value.topic_id)
+        ]
+        return self._remove_each(group, unknown, now_ms)
+
+    def _remove_each(
+        self, group: Group, offsets: Sequence[tuple[NamedPartition, OffsetCommitValue]], now_ms: int
+    ) -> Iterator[None]:
+        """One that is committed between two steps is of another topic of that name."""
+        for number, (partition, value) in enumerate(offsets, 1):
             if group.offsets.get(partition) is value:
                 self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
             if number % REMOVED_AT_ONCE == 0:
@@ -235,8 +252,7 @@ class Offsets:
 
 def fetched_offset(partition: NamedPartition, kept: OffsetCommitValue | None, image: TopicImage) -> FetchedOffset:
     """An offset of a topic that was deleted says nothing of another one of its name."""
-    topic = image.named(partition.topic)
-    if kept is None or not kept.topic_id or topic is None or topic.topic_id == kept.topic_id:
+    if kept is None or image.named(partition.topic) is None or image.has(partition.topic, kept.topic_id):
         return FetchedOffset(partition, kept)
     return FetchedOffset(partition, None)
 

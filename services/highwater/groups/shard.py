@@ -111,25 +111,35 @@ class GroupShard:
         return self._timers.next_ms()
 
     def topics_changed(self, names: Iterable[str], now_ms: int) -> Iterator[Outcome]:
-        """Takes up changes that the image has already: topics that came, grew, moved, or were deleted. One group at
-        each step, or a part of its offsets; the caller may handle requests between two steps. Not to be called with
-        topics that are merely missing because the image is not complete: the offsets of a deleted topic are removed."""
-        changed = sorted(set(names))
-        deleted = {name for name in changed if self._image.named(name) is None}
+        """Takes up changes that the image has already: topics that came, grew, moved, or were deleted, whose offsets
+        are removed. One group at each step, or a part of its offsets; the caller may handle requests between two steps,
+        and may begin again with the same names: what is done is not done twice."""
+        changed = set(names)
         affected = set(self.state.with_patterns)
-        affected.update(*(self.state.subscribed.get(name, ()) for name in changed))
-        affected.update(*(self.state.committed.get(name, ()) for name in deleted))
+        for by_topic in (self.state.subscribed, self.state.committed):
+            affected.update(*(by_topic.get(name, ()) for name in changed))
         for group_id in sorted(affected):
             group = self.state.groups.get(group_id)
             if group is None:
                 continue
-            if not deleted.isdisjoint(group.offset_topics):
-                for _ in self._offsets.topics_deleted(group, deleted, now_ms):
+            if not changed.isdisjoint(group.offset_topics):
+                for _ in self._offsets.remove_gone(group, changed, now_ms):
                     yield self._outcome(group_id, None, now_ms)
             group = self.state.groups.get(group_id)
             if group is not None and self._reconciliation.topics_changed(group, changed, now_ms):
                 self._reconciliation.reconcile_all(group, now_ms)
             yield self._outcome(group_id, None, now_ms)  # mostly of nothing: to find that out takes time, too
+
+    def topics_known(self, now_ms: int) -> Iterator[Outcome]:
+        """To be called once all topics that offsets may have been committed of are in the image: removes those of
+        others, in steps as `topics_changed`."""
+        for group_id in list(self.state.groups):
+            group = self.state.groups.get(group_id)
+            if group is None:
+                continue
+            for _ in self._offsets.remove_unknown(group, now_ms):
+                yield self._outcome(group_id, None, now_ms)
+            yield self._outcome(group_id, None, now_ms)
 
     # Answers
 

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import islice
 
 from highwater.model.partition import PartitionKey
+
+KEPT_GONE = 50_000  # ids of topics that went, the last ones: their offsets are removed with the next look at changes
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class TopicImage:
     def __init__(self, topics: Iterable[Topic] = ()) -> None:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
+        self._gone: dict[bytes, None] = {}  # in the order in which they went
         self.version = 0  # counts the updates
         self.update({topic.name: topic for topic in topics})
 
@@ -49,15 +53,29 @@ class TopicImage:
             before = self._by_name.pop(name, None)
             if before is not None and self._by_id.get(before.topic_id) is before:
                 del self._by_id[before.topic_id]
+                self._gone[before.topic_id] = None
             if topic is not None:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
+                self._gone.pop(topic.topic_id, None)
+        for topic_id in list(islice(self._gone, max(len(self._gone) - KEPT_GONE, 0))):
+            del self._gone[topic_id]
 
     def named(self, name: str) -> Topic | None:
         return self._by_name.get(name)
 
     def of_id(self, topic_id: bytes) -> Topic | None:
         return self._by_id.get(topic_id)
+
+    def has_gone(self, name: str, topic_id: bytes | None) -> bool:
+        """Tells whether the topic was here, and is not any more. One that never was may have been made a moment ago.
+        Without an id it is any of the name."""
+        return topic_id in self._gone if topic_id else name not in self._by_name
+
+    def has(self, name: str, topic_id: bytes | None) -> bool:
+        """Tells whether the topic is here. Without an id it is any of the name."""
+        topic = self.named(name)
+        return topic is not None and (not topic_id or topic.topic_id == topic_id)
 
     def name_of(self, topic_id: bytes) -> str:
         """Empty where the topic is not there any more."""

@@ -9,7 +9,16 @@ from group_world import GROUP, drain, load, subscription, topic
 
 from highwater.groups import offsets
 from highwater.groups.config import GroupConfig
-from highwater.groups.requests import CommitAnswer, CommitOffsets, Heartbeat, Outcome, SessionAnswer
+from highwater.groups.requests import (
+    CommitAnswer,
+    CommitOffsets,
+    FetchAnswer,
+    FetchOffsets,
+    Heartbeat,
+    NamedPartition,
+    Outcome,
+    SessionAnswer,
+)
 from highwater.groups.requests import OffsetToCommit as To
 from highwater.groups.shard import GroupShard
 from highwater.groups.topics import TopicImage
@@ -117,6 +126,37 @@ def test_one_that_is_committed_to_a_new_topic_of_that_name_stays(shard: GroupSha
     commit(shard, 6, To("a", PARTITIONS - 1, 1), To("a", 0, 1))
     drain(changing)
     assert {place for place in kept(shard) if place[0] == "a"} == {("a", PARTITIONS - 1), ("a", 0)}
+
+
+def test_those_of_a_topic_that_only_the_coordinator_before_knew_stay() -> None:
+    """It was made anew under its name, and offsets of it were committed there. Here the first of the two goes, and that
+    there is a second one is heard after it: what was committed was lost."""
+    first, second = topic("a", PARTITIONS, generation=1), topic("a", PARTITIONS, generation=2)
+    before = load([], TopicImage([second]), 0, CONFIG)
+    committed = before.handle(CommitOffsets(GROUP, "", -1, (To("a", 3, 7),)), 0)
+    image = TopicImage([first])
+    shard = load(committed.records, image, 0, CONFIG)
+    image.update({"a": None})
+    drain(shard.topics_changed(["a"], 5))
+    assert kept(shard) == {("a", 3)}
+    image.update({"a": second})
+    drain(shard.topics_changed(["a"], 6))
+    drain(shard.topics_known(7))
+    answer = shard.handle(FetchOffsets(GROUP, partitions=(NamedPartition("a", 3),)), 8).answer
+    assert isinstance(answer, FetchAnswer)
+    (fetched,) = answer.offsets
+    assert fetched.committed is not None
+    assert fetched.committed.offset == 7
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "while it was loaded"])
+def test_those_of_a_topic_that_was_made_anew_at_once_go(shard: GroupShard, image: TopicImage, seen: bool) -> None:
+    """A group whose members subscribe to it kept them for ever."""
+    joined = shard.handle(Heartbeat(GROUP, "m", 0, subscription=subscription("a", "b"), owned=frozenset()), 1)
+    assert joined.records
+    image.update({"a": topic("a", 3, generation=2)})
+    drain(shard.topics_changed(["a"], 5) if seen else shard.topics_known(5))
+    assert kept(shard) == {("b", number) for number in range(PARTITIONS)}
 
 
 def test_a_group_that_has_gone_and_come_back_in_between(shard: GroupShard, image: TopicImage) -> None:

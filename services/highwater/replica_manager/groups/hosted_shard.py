@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
@@ -34,7 +34,7 @@ FREEZE_EVERY = 2_000  # records that are replayed
 RETRY_S = 0.2  # before it is read again where that failed
 # A topic that this broker does not know when its groups are loaded may have been made a moment ago, and offsets of it
 # committed with the coordinator before: a broker that is registered is told of it well within this (RULES 11.11).
-ABSENT_FOR_MS = 60_000
+KNOWN_WITHIN_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class HostedShard:
         self.streams = MemberStreams()
         self._serving: _Serving | None = None
         self._loading = True  # else, without `_serving`: it waits until records can be committed
-        self._absent: list[str] = []  # topics with committed offsets that were not there at the load
-        self._absent_until_ms = 0
+        self._changed: set[str] = set()  # topics that are others than they were, which is not all taken up
+        self._known_from_ms: int | None = None  # all topics that the log may speak of; None: what it says is looked at
         self._writable = asyncio.Event()  # set once it was dropped, when records can be committed again
         self._task = context.supervisor.run_forever(f"group-shard-{hosted.key.partition}", self._run)
 
@@ -173,11 +173,15 @@ class HostedShard:
             serving.log.end(ErrorCode.NOT_ENOUGH_REPLICAS)
             return
         now_ms = self._context.now_ms()
-        if changed_topics:
-            await self._topics_changed(serving, changed_topics, pace)
-        if self._absent and now_ms >= self._absent_until_ms:
-            absent, self._absent = self._absent, []
-            await self._topics_changed(serving, self._not_there(absent), pace)
+        self._changed.update(changed_topics)
+        if self._changed:
+            if not await self._carried_out(serving, serving.shard.topics_changed(self._changed, now_ms), pace):
+                return
+            self._changed.clear()
+        if self._known_from_ms is not None and now_ms >= self._known_from_ms:
+            if not await self._carried_out(serving, serving.shard.topics_known(now_ms), pace):
+                return
+            self._known_from_ms = None
         due_ms = serving.shard.next_due_ms()
         if due_ms is None or due_ms > now_ms or serving.log.full:  # who could not be heard is not removed for silence
             return
@@ -187,12 +191,15 @@ class HostedShard:
             if self._serving is not serving or serving.log.full:
                 return  # what is due stays so
 
-    async def _topics_changed(self, serving: _Serving, names: Collection[str], pace: Pace) -> None:
-        for outcome in serving.shard.topics_changed(names, self._context.now_ms()):
+    async def _carried_out(self, serving: _Serving, steps: Iterator[Outcome], pace: Pace) -> bool:
+        """Tells whether all were: the shard may have been dropped, or so many records wait to be committed that the
+        rest has to wait, too. Where they always do, each tick has a step that makes some."""
+        for outcome in steps:
             self._carry_out(serving, outcome, None)
             await pace.breathe()
-            if self._serving is not serving:
-                return
+            if self._serving is not serving or (outcome.records and serving.log.full):
+                return False
+        return True
 
     def _carry_out(self, serving: _Serving, outcome: Outcome, told: Callable[[Answer | Refusal], None] | None) -> None:
         serving.log.write(outcome.records)
@@ -262,12 +269,10 @@ class HostedShard:
             await pace.breathe()
         self._serving = _Serving(shard, log)
         self._loading = False
-        # Topics that were deleted while nobody coordinated their groups, or are not known here yet.
-        self._absent = self._not_there(shard.state.committed)
-        self._absent_until_ms = context.now_ms() + ABSENT_FOR_MS
-
-    def _not_there(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if self._context.feed.image.named(name) is None]
+        # The image has what changed until now. Offsets may be of topics that were deleted while nobody coordinated
+        # their groups, or are not known here yet.
+        self._changed = set()
+        self._known_from_ms = context.now_ms() + KNOWN_WITHIN_MS
 
     def _drop(self, error: ErrorCode) -> None:
         serving, self._serving = self._serving, None
