@@ -26,10 +26,11 @@ from highwater.groups.requests import (
 from highwater.groups.sessions import Sessions, Timer, TimerKey, Timers
 from highwater.groups.state import ShardState
 from highwater.groups.topics import TopicImage
-from highwater.groups.validity import check_offset, check_offsets
+from highwater.groups.validity import check_count, check_offset, check_offsets
 from highwater.model.partition import PartitionKey
 
 REMOVED_AT_ONCE = 500  # offsets: a tombstone for each takes a hundredth of a millisecond
+REMOVED_BYTES = 1 << 20  # of the group's id in these tombstones: it may have 32 KiB
 
 
 class Offsets:
@@ -53,7 +54,7 @@ class Offsets:
             )
         else:
             refusal = None
-        refusal = refusal or check_offsets(request.offsets)
+        refusal = refusal or check_offsets(request.group, request.offsets)
         if refusal is not None:
             return CommitAnswer(refusal)
         return self._keep(request.group, request.member_id, request.offsets, now_ms)
@@ -62,7 +63,7 @@ class Offsets:
         group = self._state.groups.get(request.group)
         if group is not None and group.members:
             return CommitAnswer(_not_empty(group))
-        refusal = check_offsets(request.offsets)
+        refusal = check_offsets(request.group, request.offsets)
         if refusal is not None:
             return CommitAnswer(refusal)
         return self._keep(request.group, "", request.offsets, now_ms)
@@ -124,6 +125,8 @@ class Offsets:
         )
 
     def delete(self, request: DeleteOffsets, now_ms: int) -> DeleteAnswer:
+        if (refusal := check_count(request.group, len(request.partitions))) is not None:
+            return DeleteAnswer(refusal)
         group = self._state.groups.get(request.group)
         if group is None:
             return DeleteAnswer(_no_group(request.group))
@@ -185,10 +188,11 @@ class Offsets:
         self, group: Group, offsets: Sequence[tuple[NamedPartition, OffsetCommitValue]], now_ms: int
     ) -> Iterator[None]:
         """One that is committed between two steps is of another topic of that name."""
+        at_once = _removed_at_once(group.group_id)
         for number, (partition, value) in enumerate(offsets, 1):
             if group.offsets.get(partition) is value:
                 self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
-            if number % REMOVED_AT_ONCE == 0:
+            if number % at_once == 0:
                 yield
 
     # Expiry
@@ -230,9 +234,10 @@ class Offsets:
         self._timers.set(timer, next_look_ms)
         due_ms = now_ms + self._config.offsets_retention_ms  # what is committed meanwhile does not expire before
         partitions = list(group.offsets)
-        for start in range(0, len(partitions), REMOVED_AT_ONCE):
+        at_once = _removed_at_once(group_id)
+        for start in range(0, len(partitions), at_once):
             subscribed = group.subscribed_topics() if group.members else frozenset[str]()
-            for partition in partitions[start : start + REMOVED_AT_ONCE]:
+            for partition in partitions[start : start + at_once]:
                 if partition not in group.offsets:
                     continue
                 expiry_ms = self._expiry_ms(group, partition, subscribed, now_ms)
@@ -255,6 +260,10 @@ def fetched_offset(partition: NamedPartition, kept: OffsetCommitValue | None, im
     if kept is None or image.named(partition.topic) is None or image.has(partition.topic, kept.topic_id):
         return FetchedOffset(partition, kept)
     return FetchedOffset(partition, None)
+
+
+def _removed_at_once(group_id: str) -> int:
+    return min(REMOVED_AT_ONCE, max(REMOVED_BYTES // max(len(group_id.encode()), 1), 1))
 
 
 def _no_group(group_id: str) -> Refusal:

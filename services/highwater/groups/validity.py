@@ -20,6 +20,7 @@ MOST_TOPICS = 10_000  # that one member may subscribe to by name
 MOST_NAMES = 50_000  # in the different subscriptions of a group's members: each change of the group looks at all
 MOST_PATTERNS = 16  # of all members of a group: each is matched with every topic
 MOST_METADATA_BYTES = 1 << 20  # of all offsets of a commit
+MOST_ID_BYTES = 4 << 20  # of the group's id in the records of one request: it stands in the key of each
 
 
 def check_group_id(group_id: str) -> Refusal | None:
@@ -86,8 +87,21 @@ def check_names_of(group: Group | None, topics: frozenset[str], former: frozense
     )
 
 
-def check_offsets(offsets: Sequence[OffsetToCommit]) -> Refusal | None:
+def check_count(group_id: str, count: int) -> Refusal | None:
+    """Of the offsets that one request keeps or removes, where the id is a long one."""
+    size = len(group_id.encode()) * count
+    if size <= MOST_ID_BYTES:
+        return None
+    return _invalid(
+        f"{count} offsets, each with the group's id of {size // count} bytes: {MOST_ID_BYTES} bytes are the most, "
+        "send several"
+    )
+
+
+def check_offsets(group_id: str, offsets: Sequence[OffsetToCommit]) -> Refusal | None:
     """Of one commit; each is checked by itself besides."""
+    if (refusal := check_count(group_id, len(offsets))) is not None:
+        return refusal
     if len({(each.topic, each.partition) for each in offsets}) < len(offsets):
         return _invalid("a commit has a partition twice: one offset for each")
     size = sum(len(each.metadata.encode()) for each in offsets)

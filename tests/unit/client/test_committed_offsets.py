@@ -10,6 +10,7 @@ import pytest
 
 from highwater.client import CommitFailedError, TopicPartition
 from highwater.client.exceptions import error_for
+from highwater.client.groups import committed_offsets
 from highwater.client.groups.committed_offsets import CommittedOffsets
 from highwater.errors import ErrorCode
 from highwater.v1 import group_pb2
@@ -49,6 +50,14 @@ def committed(coordinator: Asked, tenures: dict[TopicPartition, object]) -> Comm
     cluster: Any = SimpleNamespace(request_timeout_s=5.0)
     of_group: Any = coordinator
     return CommittedOffsets(cluster, of_group, "member", lambda: 7, lambda _: b"o" * 16, tenures.get)
+
+
+async def test_a_group_with_a_long_id_commits_some_at_a_time(
+    committed: CommittedOffsets, coordinator: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committed_offsets, "MAX_ID_BYTES", len(Asked.group))
+    await committed.commit({FIRST: 10, SECOND: 20})
+    assert coordinator.kept == [{0: 10}, {1: 20}]
 
 
 async def test_what_is_held_is_committed_when_the_coordinator_is_back(

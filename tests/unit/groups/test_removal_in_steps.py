@@ -118,6 +118,18 @@ def test_those_of_deleted_topics(shard: GroupShard, image: TopicImage) -> None:
     assert kept(shard) == {("b", number) for number in range(PARTITIONS)}
 
 
+def test_a_long_id_stands_in_few_tombstones_of_a_step(image: TopicImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offsets, "REMOVED_BYTES", 3_500)
+    shard = load([], image, 0, CONFIG)
+    for name in ("a", "b"):
+        committed = tuple(To(name, number, 7) for number in range(PARTITIONS))
+        shard.handle(CommitOffsets("g" * 1_000, "", -1, committed), 0)
+    image.update({"a": None})
+    assert max(tombstones(drain(shard.topics_changed(["a"], 5)))) == 3
+    assert max(tombstones(drain(shard.tick(8 * DAY_MS)))) == 3
+    assert not shard.state.groups
+
+
 def test_one_that_is_committed_to_a_new_topic_of_that_name_stays(shard: GroupShard, image: TopicImage) -> None:
     image.update({"a": None})
     changing = shard.topics_changed(["a"], 5)

@@ -184,7 +184,7 @@ async def _of_partitions(
     coordinator = Coordinator(cluster, group)
     timeout_s = cluster.request_timeout_s
     found: dict[TopicPartition, Any] = {}
-    for some in chunks(partitions):
+    for some in chunks(group, partitions):
         message = request(some)
         response = await retried(lambda message=message: coordinator.call(method, message, timeout_s), timeout_s)  # type: ignore[misc]
         results = response.partitions if hasattr(response, "partitions") else response.offsets

@@ -15,11 +15,13 @@ from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, group_pb2
 
 MAX_OFFSETS = 5_000  # of one request
+MAX_ID_BYTES = 4 << 20  # of the group's id, for each of them once
 
 
-def chunks(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+def chunks(group: str, partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
     """As many at a time as one request may name."""
-    return (partitions[start : start + MAX_OFFSETS] for start in range(0, len(partitions), MAX_OFFSETS))
+    most = min(MAX_OFFSETS, max(MAX_ID_BYTES // max(len(group.encode()), 1), 1))
+    return (partitions[start : start + most] for start in range(0, len(partitions), most))
 
 
 class CommittedOffsets:
@@ -55,7 +57,7 @@ class CommittedOffsets:
         refused: dict[TopicPartition, HighwaterError] = {}
         tenures = {partition: self._tenure(partition) for partition in offsets}
         async with self._committing:
-            for some in chunks(list(offsets)):
+            for some in chunks(self._coordinator.group, list(offsets)):
                 refused |= await self._commit_some({partition: offsets[partition] for partition in some}, tenures)
         if not refused:
             return
@@ -135,7 +137,7 @@ class CommittedOffsets:
         """One attempt: the next offset to be read of each; -1: none was committed. Those without an answer that counts
         are not in it. Raises `HighwaterError`."""
         found = {}
-        for some in chunks(partitions):
+        for some in chunks(self._coordinator.group, partitions):
             request = group_pb2.FetchOffsetsRequest(
                 group=self._coordinator.group,
                 member_id=self._member_id,
