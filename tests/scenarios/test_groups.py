@@ -300,7 +300,8 @@ class World:
                     or "nothing"
                 ]
             case ListAnswer():
-                return [f"{each.group} {each.state.value} {each.members}" for each in answer.groups] or ["nothing"]
+                groups = sorted(answer.groups, key=lambda each: each.group)
+                return [f"{each.group} {each.state.value} {each.members}" for each in groups] or ["nothing"]
             case GroupDescription():
                 return self.description(answer)
         raise AssertionError(answer)

@@ -146,20 +146,21 @@ class Offsets:
                 self._state.emit(OffsetCommitKey(request.group, *partition), None, now_ms)
         return DeleteAnswer(errors=tuple(errors))
 
-    def delete_group(self, request: DeleteGroup, now_ms: int) -> DeleteAnswer:
+    def check_deletion(self, request: DeleteGroup) -> Refusal | None:
         group = self._state.groups.get(request.group)
         if group is None or group.is_void:
-            return DeleteAnswer(_no_group(request.group))
-        if group.members:
-            return DeleteAnswer(_not_empty(group))
+            return _no_group(request.group)
+        return _not_empty(group) if group.members else None
+
+    def delete_group(self, group_id: str, now_ms: int) -> Iterator[None]:
+        """Of a group without members, which is given none between two steps."""
+        group = self._state.groups[group_id]
+        yield from self._remove_each(group, list(group.offsets), now_ms)
         self._remove(group, now_ms)
-        return DeleteAnswer()
 
     def _remove(self, group: Group, now_ms: int) -> None:
-        """Tombstones for all that the log may have of it. The group's epoch goes last: a log that is cut before it has
-        a group that is empty, and is removed when that is due."""
-        for partition in list(group.offsets):
-            self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
+        """Tombstones for all that the log may have of it, its offsets aside. The group's epoch goes last: a log that is
+        cut before it has a group that is empty, and is removed when that is due."""
         for pattern in list(group.patterns):
             self._state.emit(PatternKey(group.group_id, pattern), None, now_ms)
         if group.epoch:
@@ -171,7 +172,7 @@ class Offsets:
         """Removes the offsets of topics of these names that have gone, some at each step. Those of one that is not
         known here yet stay: the coordinator before this one has taken them."""
         gone = [
-            (each, value)
+            each
             for each, value in group.offsets.items()
             if each.topic in topics and self._image.has_gone(each.topic, value.topic_id)
         ]
@@ -179,17 +180,14 @@ class Offsets:
 
     def remove_unknown(self, group: Group, now_ms: int) -> Iterator[None]:
         """Removes the offsets of topics that are not there, some at each step."""
-        unknown = [
-            (each, value) for each, value in group.offsets.items() if not self._image.has(each.topic, value.topic_id)
-        ]
+        unknown = [each for each, value in group.offsets.items() if not self._image.has(each.topic, value.topic_id)]
         return self._remove_each(group, unknown, now_ms)
 
-    def _remove_each(
-        self, group: Group, offsets: Sequence[tuple[NamedPartition, OffsetCommitValue]], now_ms: int
-    ) -> Iterator[None]:
+    def _remove_each(self, group: Group, partitions: Sequence[NamedPartition], now_ms: int) -> Iterator[None]:
         """One that is committed between two steps is of another topic of that name."""
+        values = [group.offsets[each] for each in partitions]
         at_once = _removed_at_once(group.group_id)
-        for number, (partition, value) in enumerate(offsets, 1):
+        for number, (partition, value) in enumerate(zip(partitions, values, strict=True), 1):
             if group.offsets.get(partition) is value:
                 self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
             if number % at_once == 0:

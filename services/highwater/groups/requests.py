@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -237,9 +237,13 @@ class Outcome:
     `records` go to the log in this order, and behind those of every earlier outcome of the shard. Answer and pushes
     leave once the high watermark has passed the record numbered `after`: the shard's records are numbered from 1 in the
     order of its outcomes, 0 is none of them (RULES 11.2).
+
+    `rest` has what is left to do for a request that takes several steps: other requests may be handled between two of
+    them. The last one has the answer.
     """
 
     records: tuple[Record, ...] = ()
     answer: Answer | None = None  # None: a sign of life, or an event
     pushes: tuple[Push, ...] = ()
     after: int = 0
+    rest: Iterator[Outcome] | None = None

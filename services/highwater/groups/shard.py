@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from highwater.errors import ErrorCode
 from highwater.groups.config import GroupConfig
@@ -41,6 +42,8 @@ from highwater.groups.state import ShardState
 from highwater.groups.topics import TopicImage
 from highwater.groups.validity import check_group_id, check_heartbeat
 
+LISTED_AT_ONCE = 500
+
 
 class GroupShard:
     """Replays first, starts then, and is asked after that. Everything that an outcome's answer says rests on records up
@@ -55,6 +58,7 @@ class GroupShard:
         self._membership = Membership(self.state, self._sessions, self._reconciliation, self._config)
         self._offsets = Offsets(self.state, self._sessions, self._timers, image, self._config)
         self._image = image
+        self._being_deleted: set[str] = set()
 
     # Loading
 
@@ -82,14 +86,21 @@ class GroupShard:
     # Events
 
     def handle(self, request: Request, now_ms: int) -> Outcome:
-        """Answers a request. It never waits: what is to wait is told by the outcome's `after`."""
+        """Answers a request, or begins to (`Outcome.rest`). It never waits: what is to wait is told by the outcome's
+        `after`."""
         if isinstance(request, ListGroups):
-            return Outcome(answer=self._list(request), after=self.state.emitted)
+            return _first_of(self._list(request))
         refusal = check_group_id(request.group)
         if refusal is None and isinstance(request, Heartbeat):
             refusal = check_heartbeat(request)
+        if refusal is None and request.group in self._being_deleted:
+            refusal = Refusal(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"group {request.group!r} is being deleted: try again"
+            )
         if refusal is not None:
             return Outcome(answer=_refusing(request, refusal))
+        if isinstance(request, DeleteGroup):
+            return _first_of(self._delete_group(request, now_ms))
         return self._outcome(request.group, self._answer(request, now_ms), now_ms, request)
 
     def tick(self, now_ms: int) -> Iterator[Outcome]:
@@ -155,8 +166,6 @@ class GroupShard:
                 return self._offsets.alter(request, now_ms)
             case DeleteOffsets():
                 return self._offsets.delete(request, now_ms)
-            case DeleteGroup():
-                return self._offsets.delete_group(request, now_ms)
             case DescribeGroup():
                 return self._describe(request)
         raise AssertionError(f"{request!r} is no request")
@@ -179,14 +188,26 @@ class GroupShard:
         if due_ms is not None:
             self._offsets.watch(group.group_id, max(due_ms, now_ms + self._config.retention_check_interval_ms))
 
-    def _list(self, request: ListGroups) -> ListAnswer:
-        found = [
-            ListedGroup(group.group_id, group.state, len(group.members))
-            for group in self.state.groups.values()
-            if not group.is_void
-        ]
-        wanted = [each for each in found if not request.states or each.state in request.states]
-        return ListAnswer(tuple(sorted(wanted, key=lambda each: each.group)))
+    def _delete_group(self, request: DeleteGroup, now_ms: int) -> Iterator[Outcome]:
+        group_id = request.group
+        refusal = self._offsets.check_deletion(request)
+        if refusal is None:
+            self._being_deleted.add(group_id)
+            for _ in self._offsets.delete_group(group_id, now_ms):
+                yield self._outcome(group_id, None, now_ms)
+            self._being_deleted.remove(group_id)
+        yield self._outcome(group_id, DeleteAnswer(refusal), now_ms)
+
+    def _list(self, request: ListGroups) -> Iterator[Outcome]:
+        found = []
+        for number, group in enumerate(list(self.state.groups.values()), 1):
+            if not group.is_void:  # one that was removed between two steps is
+                listed = ListedGroup(group.group_id, group.state, len(group.members))
+                if not request.states or listed.state in request.states:
+                    found.append(listed)
+            if number % LISTED_AT_ONCE == 0:
+                yield Outcome()
+        yield Outcome(answer=ListAnswer(tuple(found)), after=self.state.emitted)
 
     def _describe(self, request: DescribeGroup) -> GroupDescription:
         group = self.state.groups.get(request.group)
@@ -219,6 +240,11 @@ class GroupShard:
             members,
             dict(group.offsets) if request.include_offsets else {},
         )
+
+
+def _first_of(steps: Iterator[Outcome]) -> Outcome:
+    first = next(steps)
+    return first if first.answer is not None else replace(first, rest=steps)
 
 
 def _refusing(request: Request, refusal: Refusal) -> Answer:

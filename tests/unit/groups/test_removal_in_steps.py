@@ -7,11 +7,14 @@ from itertools import islice
 import pytest
 from group_world import GROUP, drain, load, subscription, topic
 
+from highwater.errors import ErrorCode
 from highwater.groups import offsets
 from highwater.groups.config import GroupConfig
 from highwater.groups.requests import (
     CommitAnswer,
     CommitOffsets,
+    DeleteAnswer,
+    DeleteGroup,
     FetchAnswer,
     FetchOffsets,
     Heartbeat,
@@ -192,3 +195,37 @@ def test_a_topic_that_nobody_reads_has_a_step_for_each_group_that_is_asked(image
         assert shard.handle(joins, 0).records
     image.update({"c": topic("c", 1)})
     assert [outcome.records for outcome in shard.topics_changed(["c"], 1)] == [()] * 5
+
+
+def test_a_group_that_is_deleted(shard: GroupShard) -> None:
+    """One of 10,000 offsets was deleted in one step of 60 ms, one of 100,000 in 0.6 s. Nobody joins it half deleted."""
+    first = shard.handle(DeleteGroup(GROUP), 5)
+    assert first.answer is None
+    assert first.rest is not None
+    assert len(kept(shard)) == 2 * PARTITIONS - STEP
+    joins = Heartbeat(GROUP, "m", 0, subscription=subscription("a"), owned=frozenset())
+    for request in (joins, DeleteGroup(GROUP), CommitOffsets(GROUP, "", -1, (To("a", 0, 9),)), FetchOffsets(GROUP)):
+        refused = shard.handle(request, 6).answer
+        assert isinstance(refused, SessionAnswer | DeleteAnswer | CommitAnswer | FetchAnswer)
+        assert refused.error is not None
+        assert refused.error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    outcomes = [first, *first.rest]
+    assert max(tombstones(outcomes)) == STEP
+    assert sum(tombstones(outcomes)) == 2 * PARTITIONS
+    assert [outcome.answer for outcome in outcomes] == [None] * (2 * PARTITIONS // STEP) + [DeleteAnswer()]
+    assert outcomes[-1].after == shard.state.emitted
+    assert GROUP not in shard.state.groups
+    assert shard.next_due_ms() is None or not drain(shard.tick(100 * DAY_MS))
+    assert shard.handle(joins, 6).records
+
+
+def test_what_goes_by_itself_while_a_group_is_deleted(shard: GroupShard, image: TopicImage) -> None:
+    first = shard.handle(DeleteGroup(GROUP), 8 * DAY_MS)
+    assert first.rest is not None
+    image.update({"a": None})
+    drain(shard.topics_changed(["a"], 8 * DAY_MS))
+    drain(shard.tick(8 * DAY_MS))
+    assert GROUP not in shard.state.groups
+    assert [outcome.records for outcome in first.rest][-1] == ()
+    commit(shard, 8 * DAY_MS, To("b", 3, 9))
+    assert kept(shard) == {("b", 3)}

@@ -6,19 +6,31 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from counted_turns import with_turns
 from leading_broker import EPOCH, Leader
 
 from highwater.errors import ErrorCode
+from highwater.groups import offsets
+from highwater.groups import shard as group_shard
 from highwater.groups.config import GroupConfig
 from highwater.groups.records import Record
-from highwater.groups.requests import CommitOffsets, Heartbeat, ListGroups, OffsetToCommit, Outcome, Subscription
+from highwater.groups.requests import (
+    CommitOffsets,
+    DeleteAnswer,
+    DeleteGroup,
+    Heartbeat,
+    ListGroups,
+    OffsetToCommit,
+    Outcome,
+    Subscription,
+)
 from highwater.groups.shard import GroupShard
 from highwater.groups.topics import Topic, TopicImage
 from highwater.log_storage_client.values import Append, AppendAnswer
@@ -26,7 +38,7 @@ from highwater.metadata.schema.models import PartitionState
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.records import iter_batches, read_header, stamp
-from highwater.replica_manager.groups import pacing, shard_log
+from highwater.replica_manager.groups import hosted_shard, pacing, shard_log
 from highwater.replica_manager.groups.clock import SET_MS, CoordinatorClock
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
 from highwater.replica_manager.groups.hosted_shard import HostedShard
@@ -95,6 +107,21 @@ class Broker:
         assert answer is not None
         assert answer.error is None
         return stream
+
+
+async def commit_in(broker: Broker, groups: Sequence[str], partitions: int = 1) -> None:
+    """So many offsets in each."""
+    state = PartitionState(1, 1, 101, (1,))
+    cached = {number: CachedPartition(state, 1, (1,)) for number in range(partitions)}
+    orders = CachedTopic("orders", b"o" * 16, {}, cached)
+    broker.leader.replica_manager.metadata.update([orders], full=False)
+    await broker.tick()
+    told: list[Any] = []
+    for group in groups:
+        committed = tuple(OffsetToCommit("orders", number, 5) for number in range(partitions))
+        broker.shard().ask(CommitOffsets(group, "", -1, committed), told.append)
+    await broker.answer()
+    assert [each.errors for each in told] == [(None,) * partitions] * len(groups)
 
 
 def append_count(append: Append) -> int:
@@ -213,16 +240,7 @@ async def test_a_full_log_waits_with_what_a_deleted_topic_leaves(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tombstone for each offset waited in memory: with long ids of groups, gigabytes of them."""
-    state = PartitionState(1, 1, 101, (1,))
-    orders = CachedTopic("orders", b"o" * 16, {}, {0: CachedPartition(state, 1, (1,))})
-    broker.leader.replica_manager.metadata.update([orders], full=False)
-    await broker.tick()
-    told: list[Any] = []
-    for number in range(20):
-        commit = CommitOffsets(f"g{number}", "", -1, (OffsetToCommit("orders", 0, 5),))
-        broker.shard().ask(commit, told.append)
-    await broker.answer()
-    assert [each.errors for each in told] == [(None,)] * 20
+    await commit_in(broker, [f"g{number}" for number in range(20)])
     serving = broker.shard()._serving
     assert serving is not None
     monkeypatch.setattr(shard_log, "MOST_PENDING_BYTES", 200)
@@ -235,6 +253,41 @@ async def test_a_full_log_waits_with_what_a_deleted_topic_leaves(
     assert serving.shard.state.emitted == 40
     await broker.tick()
     assert serving.shard.state.emitted == 40
+
+
+async def test_a_full_log_waits_with_what_a_deleted_group_leaves(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "REMOVED_AT_ONCE", 1)
+    monkeypatch.setattr(hosted_shard, "ROOM_LOOK_S", 0)
+    await commit_in(broker, ["g"], partitions=9)
+    serving = broker.shard()._serving
+    assert serving is not None
+    monkeypatch.setattr(shard_log, "MOST_PENDING_BYTES", 100)
+    told: list[Any] = []
+    broker.shard().ask(DeleteGroup("g"), told.append)
+    async with asyncio.timeout(5):
+        while not told:
+            assert serving.log._uncommitted_bytes < 200
+            await asyncio.sleep(0)
+            await broker.answer()
+    assert told == [DeleteAnswer()]
+    assert not serving.shard.state.groups
+
+
+async def test_a_request_of_many_steps_has_a_turn_for_each(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list the 100,000 groups of a shard took a quarter of a second."""
+    monkeypatch.setattr(group_shard, "LISTED_AT_ONCE", 2)
+    await commit_in(broker, [f"g{number}" for number in reversed(range(9))])
+    (listed, missing), turns = await with_turns(broker.coordinator.list_groups(frozenset()))
+    assert [each.group for each in listed] == [f"g{number}" for number in range(9)]
+    assert missing is None
+    assert turns >= 4
+    told: list[Any] = []
+    broker.shard().ask(ListGroups(), told.append)
+    broker.shard().load_anew(ErrorCode.UNKNOWN_SERVER_ERROR)
+    await asyncio.sleep(0)
+    assert [each.code for each in told] == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
 
 
 async def test_shards_that_take_a_little_each_do_not_hold_the_loop_together(

@@ -31,6 +31,7 @@ from highwater.replica_manager.groups.pacing import Pace
 from highwater.replica_manager.groups.topic_feed import TopicFeed
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.rpc.process.loop_turn import sorted_by_turns
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 
@@ -104,7 +105,7 @@ class GroupCoordinator:
             elif isinstance(answer, Refusal) and answer.code is not ErrorCode.NOT_COORDINATOR:
                 missing = Refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"groups are missing: {answer.message}")
             await asyncio.sleep(0)
-        return sorted(found, key=lambda each: each.group), missing
+        return [each async for each in sorted_by_turns(found, key=lambda each: each.group)], missing
 
     def _shard_of(self, group: str) -> HostedShard | Refusal:
         refusal = check_group_id(group)

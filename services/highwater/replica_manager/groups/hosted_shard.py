@@ -31,6 +31,7 @@ logger = get_logger("replica_manager.groups")
 
 LOADS_AT_ONCE = 4
 FREEZE_EVERY = 2_000  # records that are replayed
+ROOM_LOOK_S = 0.01  # between two looks at whether there is room for what a request has yet to write
 RETRY_S = 0.2  # before it is read again where that failed
 # A topic that this broker does not know when its groups are loaded may have been made a moment ago, and offsets of it
 # committed with the coordinator before: a broker that is registered is told of it well within this (RULES 11.11).
@@ -90,11 +91,27 @@ class HostedShard:
         if refusal is not None or serving is None:
             told(refusal or self._not_served())
             return
-        outcome = self._decided(serving, request)
+        outcome = self._decided(lambda: serving.shard.handle(request, self._context.now_ms()))
         if outcome is None:
             told(self._not_served())
             return
         self._carry_out(serving, outcome, told)
+        if outcome.rest is not None:
+            asyncio.get_running_loop().call_soon(self._go_on, serving, outcome.rest, told)
+
+    def _go_on(self, serving: _Serving, rest: Iterator[Outcome], told: Callable[[Answer | Refusal], None]) -> None:
+        """Takes the next step of a request that has several, each in a turn of its own."""
+        loop = asyncio.get_running_loop()
+        if serving is self._serving and serving.log.full:
+            loop.call_later(ROOM_LOOK_S, self._go_on, serving, rest, told)
+            return
+        outcome = self._decided(lambda: next(rest)) if serving is self._serving else None
+        if outcome is None:
+            told(self._not_served())
+            return
+        self._carry_out(serving, outcome, told)
+        if outcome.answer is None:
+            loop.call_soon(self._go_on, serving, rest, told)
 
     def heard(self, request: Heartbeat, stream: MemberStream) -> None:
         """A word of a member on its stream, which is told the answer when that may leave."""
@@ -103,7 +120,7 @@ class HostedShard:
         if refusal is not None or serving is None:
             stream.tell(SessionAnswer(error=refusal or self._not_served()))
             return
-        outcome = self._decided(serving, request)
+        outcome = self._decided(lambda: serving.shard.handle(request, self._context.now_ms()))
         if outcome is None:
             stream.tell(SessionAnswer(error=self._not_served()))
             return
@@ -120,9 +137,9 @@ class HostedShard:
 
         self._carry_out(serving, outcome, told)
 
-    def _decided(self, serving: _Serving, request: Request) -> Outcome | None:
+    def _decided(self, step: Callable[[], Outcome]) -> Outcome | None:
         try:
-            return serving.shard.handle(request, self._context.now_ms())
+            return step()
         except Exception:
             self.failed("a request of a group could not be decided")
             return None

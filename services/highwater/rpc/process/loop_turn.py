@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from heapq import merge
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRichComparisonT
+from typing import Any, TypeVar
 
 TURN_S = 0.002
 SORTED_AT_ONCE = 1_000
@@ -54,9 +51,10 @@ async def by_turns(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
 
 
-async def sorted_by_turns(items: Sequence[SupportsRichComparisonT]) -> AsyncIterator[SupportsRichComparisonT]:
+async def sorted_by_turns(items: Sequence[T], key: Callable[[T], Any] | None = None) -> AsyncIterator[T]:
     """As `by_turns`, in ascending order: to sort 100,000 names at once takes a fifth of a second."""
+    by: Any = key  # None: they are compared themselves
     starts = range(0, len(items), SORTED_AT_ONCE)
-    runs = [sorted(items[start : start + SORTED_AT_ONCE]) async for start in by_turns(starts)]
-    async for item in by_turns(merge(*runs)):
+    runs: list[list[T]] = [sorted(items[start : start + SORTED_AT_ONCE], key=by) async for start in by_turns(starts)]
+    async for item in by_turns(merge(*runs, key=by)):
         yield item
