@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from highwater.groups import requests as req
 from highwater.groups.member import NOTHING as NO_PARTITIONS
 from highwater.groups.records.values import MemberState, OffsetCommitValue
 from highwater.groups.topics import TopicImage
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.server import group_servicer
 from highwater.replica_manager.server.group_servicer import GroupServicer
 from highwater.rpc.listeners import Listener
@@ -228,6 +230,26 @@ async def test_the_topics_of_a_member_are_looked_at_in_turns(coordinator: Coordi
     response, turns = await with_turns(servicer(coordinator, Access()).DescribeGroups(request, NOTHING))
     assert len(response.groups[0].members[0].topics) == MANY - 1
     assert turns >= 1.9 * MANY  # names, and offsets
+
+
+async def test_the_partitions_of_a_member_are_told_in_turns(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that had 100,000 partitions was described in one turn of 0.4 s."""
+    few = group_pb2.DescribeGroupsRequest(groups=["g"])
+    _, turns_of_none = await with_turns(servicer(coordinator).DescribeGroups(few, NOTHING))
+    keys = frozenset(PartitionKey(b"%16d" % (number % MANY), number) for number in range(3 * MANY))
+
+    async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
+        group_of_one = described(group, members=1)
+        return replace(group_of_one, members=(replace(group_of_one.members[0], assigned=keys, target=keys),))
+
+    monkeypatch.setattr(coordinator, "ask", ask)
+    response, turns = await with_turns(servicer(coordinator).DescribeGroups(few, NOTHING))
+    assert turns - turns_of_none >= 1.9 * MANY
+    ((member,),) = (each.members for each in response.groups)
+    for told in (member.assignment, member.target):
+        assert [(each.topic_id, n) for each in told for n in each.partitions] == sorted(keys)
 
 
 async def test_a_group_that_is_not_there_is_told_so_behind_too_much(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
@@ -74,16 +74,14 @@ def everything(topic: str) -> bool:
 
 def topic_partitions(
     keys: Iterable[PartitionKey], image: TopicImage, sees: Sees = everything
-) -> list[group_pb2.TopicPartitions]:
+) -> Iterator[group_pb2.TopicPartitions]:
     """With the names of the topics as they are now; empty where one was deleted."""
     by_topic: dict[bytes, list[int]] = {}
-    for topic_id, number in sorted(keys):
+    for topic_id, number in keys:
         by_topic.setdefault(topic_id, []).append(number)
-    return [
-        group_pb2.TopicPartitions(topic_id=topic_id, topic=name, partitions=numbers)
-        for topic_id, numbers in by_topic.items()
-        if not (name := image.name_of(topic_id)) or sees(name)
-    ]
+    for topic_id, numbers in sorted(by_topic.items()):
+        if not (name := image.name_of(topic_id)) or sees(name):
+            yield group_pb2.TopicPartitions(topic_id=topic_id, topic=name, partitions=sorted(numbers))
 
 
 def session_response(answer: req.SessionAnswer, config: GroupConfig, image: TopicImage) -> group_pb2.SessionResponse:
@@ -195,8 +193,7 @@ async def describe(
     described.assignor = answer.assignor
     left = most_bytes - described.ByteSize() - FRAME_BYTES
     unseen = await _unseen_by_members(answer.members, image, sees)
-    members = by_turns(_member(each, image, lambda topic: topic not in unseen) for each in answer.members)
-    left = await filled(described.members, members, left)
+    left = await filled(described.members, _members(answer.members, image, lambda topic: topic not in unseen), left)
     return await filled(described.offsets, all_fetched(answer.kept, image, sees), left) if left >= 0 else left
 
 
@@ -223,7 +220,23 @@ async def filled(field: Any, messages: AsyncIterator[Message], most_bytes: int) 
     return most_bytes
 
 
-def _member(member: req.DescribedMember, image: TopicImage, sees: Sees) -> group_pb2.GroupMember:
+async def _members(
+    members: Iterable[req.DescribedMember], image: TopicImage, sees: Sees
+) -> AsyncIterator[group_pb2.GroupMember]:
+    async for each in by_turns(members):
+        message = _member(each, sees)
+        for field, keys in (
+            (message.assignment, each.assigned),
+            (message.revoking, each.revoking),
+            (message.target, each.target),
+        ):
+            async for topic in by_turns(topic_partitions(keys, image, sees)):
+                field.append(topic)
+        yield message
+
+
+def _member(member: req.DescribedMember, sees: Sees) -> group_pb2.GroupMember:
+    """Without its partitions, of which it may have 100,000."""
     return group_pb2.GroupMember(
         member_id=member.member_id,
         instance_id=member.instance_id,
@@ -234,9 +247,6 @@ def _member(member: req.DescribedMember, image: TopicImage, sees: Sees) -> group
         state=_MEMBER_STATES[member.state],
         topics=sorted(filter(sees, member.topics)),
         pattern=member.pattern,
-        assignment=topic_partitions(member.assigned, image, sees),
-        revoking=topic_partitions(member.revoking, image, sees),
-        target=topic_partitions(member.target, image, sees),
     )
 
 
