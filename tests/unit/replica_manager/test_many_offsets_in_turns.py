@@ -12,7 +12,7 @@ from highwater.errors import ErrorCode
 from highwater.groups import requests as req
 from highwater.groups.member import NOTHING as NO_PARTITIONS
 from highwater.groups.records.values import MemberState, OffsetCommitValue
-from highwater.groups.topics import TopicImage
+from highwater.groups.topics import Topic, TopicImage
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.server import group_servicer
 from highwater.replica_manager.server.group_servicer import GroupServicer
@@ -250,6 +250,33 @@ async def test_the_partitions_of_a_member_are_told_in_turns(
     ((member,),) = (each.members for each in response.groups)
     for told in (member.assignment, member.target):
         assert [(each.topic_id, n) for each in told for n in each.partitions] == sorted(keys)
+
+
+async def test_a_topic_that_gets_its_name_in_between_is_told_to_nobody_who_may_not_see_it(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that has loaded a group may not know the topics yet that its members have."""
+    secret = Topic(b"s" * 16, "t0", 1)
+    image = TopicImage()
+    monkeypatch.setattr(coordinator, "image", image)
+    asked = Access.may_topic
+
+    def may_topic(self: Access, operation: Operation, name: str) -> bool:
+        image.update({"t0": secret})
+        return asked(self, operation, name)
+
+    async def ask(group: str, request: req.DescribeGroup) -> req.GroupDescription:
+        group_of_one = described(group, members=1)
+        member = replace(group_of_one.members[0], topics=frozenset({"t1"}), assigned=frozenset(secret.keys))
+        return replace(group_of_one, members=(member,))
+
+    monkeypatch.setattr(Access, "may_topic", may_topic)
+    monkeypatch.setattr(coordinator, "ask", ask)
+    request = group_pb2.DescribeGroupsRequest(groups=["g"])
+    response = await servicer(coordinator, Access()).DescribeGroups(request, NOTHING)
+    (member,) = response.groups[0].members
+    assert list(member.topics) == ["t1"]
+    assert "t0" not in [each.topic for each in member.assignment]
 
 
 async def test_a_group_that_is_not_there_is_told_so_behind_too_much(

@@ -192,21 +192,19 @@ async def describe(
     described.assignment_epoch = answer.assignment_epoch
     described.assignor = answer.assignor
     left = most_bytes - described.ByteSize() - FRAME_BYTES
-    unseen = await _unseen_by_members(answer.members, image, sees)
-    left = await filled(described.members, _members(answer.members, image, lambda topic: topic not in unseen), left)
+    left = await filled(described.members, _members(answer.members, image, sees), left)
     return await filled(described.offsets, all_fetched(answer.kept, image, sees), left) if left >= 0 else left
 
 
-async def _unseen_by_members(members: Sequence[req.DescribedMember], image: TopicImage, sees: Sees) -> Set[str]:
-    """Those that the caller does not see, of all topics that members name or have."""
-    if sees is everything:
-        return frozenset()
+async def _seen_of_members(members: Sequence[req.DescribedMember], image: TopicImage, sees: Sees) -> Set[str]:
+    """Those that the caller sees, of all topics that members name or have and that have a name now. Of one that has its
+    name a turn later nobody was asked."""
     names: set[str] = set()
     async for member in by_turns(members):
         names |= member.topics
         for keys in (member.assigned, member.revoking, member.target):
             names.update(image.name_of(topic_id) for topic_id in {key.topic_id for key in keys})
-    return {name async for name in by_turns(names) if name and not sees(name)}
+    return {name async for name in by_turns(names) if name and sees(name)}
 
 
 async def filled(field: Any, messages: AsyncIterator[Message], most_bytes: int) -> int:
@@ -221,8 +219,10 @@ async def filled(field: Any, messages: AsyncIterator[Message], most_bytes: int) 
 
 
 async def _members(
-    members: Iterable[req.DescribedMember], image: TopicImage, sees: Sees
+    members: Sequence[req.DescribedMember], image: TopicImage, sees: Sees
 ) -> AsyncIterator[group_pb2.GroupMember]:
+    if sees is not everything:
+        sees = (await _seen_of_members(members, image, sees)).__contains__
     async for each in by_turns(members):
         message = _member(each, sees)
         for field, keys in (
