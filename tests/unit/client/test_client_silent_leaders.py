@@ -30,7 +30,7 @@ async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(mo
 
 async def test_a_leader_that_is_slow_and_not_silent_is_hardly_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """An overloaded cluster answers late; a thousand clients that ask about it all the while are what keeps it so."""
-    monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 0.8)
     async with ClusterDouble(brokers=1) as cluster:
         cluster.create("t")
         broker = cluster.brokers[1]
@@ -39,14 +39,16 @@ async def test_a_leader_that_is_slow_and_not_silent_is_hardly_asked_about(monkey
             asked = broker.metadata_requests
 
             async def slowly() -> None:
-                await asyncio.sleep(0.1)  # five in flight, one after the other: each waits for half a second
+                # Five in flight, one after the other: each waits for 1.25 s. Half a second later the broker would be
+                # silent, of which a busy machine may take some.
+                await asyncio.sleep(0.25)
 
             broker.before_append = slowly
             sent = []
-            for _ in range(30):
+            for _ in range(20):
                 sent.append(await producer.send("t", b"1"))
-                await asyncio.sleep(0.05)
-            oldest = [stream.oldest_wait_s for stream in producer._cluster.connection(broker.address).overdue(0.2)]
+                await asyncio.sleep(0.1)
+            oldest = [stream.oldest_wait_s for stream in producer._cluster.connection(broker.address).overdue(0.8)]
             assert oldest, "the requests do not wait"
             await asyncio.gather(*sent)
             assert broker.metadata_requests - asked <= 1
