@@ -130,21 +130,31 @@ async def test_a_lost_broker_is_seen(cluster: LocalCluster) -> None:
     before, elected = scrape(cluster, "replica-manager-1"), scrape(cluster, "controller")
     cluster.kill_broker(2)
     await told(cluster, "controller", CONTROLLER + "live_brokers", 1.0)
+    # A broker is missed at once; another leads what it led, and has been counted, once etcd has that.
+    await told(cluster, "controller", CONTROLLER + "preferred_leader_imbalance", 1.0)
     await told(cluster, "controller", CONTROLLER + "offline_partitions", 0.0)
     after = scrape(cluster, "controller")
     clean = CONTROLLER + "elections_total"
     assert total(after, clean, kind="clean") - total(elected, clean, kind="clean") == 1
     assert total(after, clean, kind="unclean") == 0
     assert total(after, CONTROLLER + "election_seconds_count") > total(elected, CONTROLLER + "election_seconds_count")
-    assert total(after, CONTROLLER + "preferred_leader_imbalance") == 1
     await told(cluster, "replica-manager-1", MANAGER + "at_min_isr_partitions", 4.0)
     await told(cluster, "replica-manager-1", MANAGER + "under_replicated_partitions", 4.0)
     shrunk = scrape(cluster, "replica-manager-1")
     assert total(shrunk, MANAGER + "isr_shrinks_total") > total(before, MANAGER + "isr_shrinks_total")
     cluster.start_broker(2)
-    await told(cluster, "replica-manager-1", MANAGER + "under_replicated_partitions", 0.0)
-    grown = scrape(cluster, "replica-manager-1")
-    assert total(grown, MANAGER + "isr_expands_total") - total(shrunk, MANAGER + "isr_expands_total") == 4
+
+    async def grown() -> bool:
+        """Each of the four has grown once more often than it shrank: on a busy machine a follower may fall behind
+        again."""
+        found = await asyncio.to_thread(scrape, cluster, "replica-manager-1")
+        expands, shrinks = (
+            total(found, MANAGER + name) - total(shrunk, MANAGER + name)
+            for name in ("isr_expands_total", "isr_shrinks_total")
+        )
+        return total(found, MANAGER + "under_replicated_partitions") == 0 and expands - shrinks == 4
+
+    await eventually(grown, "every ISR has grown again", WITHIN_S)
     await told(cluster, "replica-manager-2", MANAGER + "broker_state", 3.0)
     opened = scrape(cluster, "log-storage-2")
     for left in ("opening", "remaining_logs_to_open", "remaining_bytes_to_recover"):
