@@ -4,6 +4,8 @@ and its fetcher."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from highwater.configuration.entities import CLUSTER, DEFAULT_BROKER, BrokerEntity, ConfigEntity, EntityKind
@@ -16,6 +18,8 @@ from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import common_pb2
 
 logger = get_logger("replica_manager.broker_config")
+
+FETCHER_TELLS_WITHIN_S = 1.0  # half of the time that a controller waits for a description
 
 
 class BrokerConfig:
@@ -36,6 +40,7 @@ class BrokerConfig:
         self._told_log_storage: tuple[Mapping[str, str], str] | None = None  # the values, and whom
         self._overtaken = 0  # calls that took earlier values along, and may have been the last to be heard
         self._others: dict[str, Sequence[common_pb2.StaticSetting]] = {}  # settings of the start, by service
+        self._heard: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)  # by service
 
     async def read(self) -> None:
         """Returns when etcd has been read, and what it holds counts."""
@@ -63,7 +68,7 @@ class BrokerConfig:
 
     async def watch(self, static: Sequence[common_pb2.StaticSetting]) -> AsyncIterator[Mapping[str, str]]:
         """For the fetcher, which says what it was started with: the values, at first and after every change."""
-        self._others["fetcher"] = static
+        self._hear("fetcher", static)
         told: Mapping[str, str] | None = None
         while True:
             changed = self._changed
@@ -86,12 +91,22 @@ class BrokerConfig:
         if values is None or self._told_log_storage == (values, incarnation):
             return
         overtaken = self._overtaken
-        taken_by, self._others["log-storage"] = await storage.alter_broker_config(values)
+        taken_by, static = await storage.alter_broker_config(values)
+        self._hear("log-storage", static)
         if overtaken == self._overtaken:
             self._told_log_storage = (values, taken_by)
 
-    def static_settings(self) -> list[common_pb2.StaticSetting]:
-        """Returns what the broker's services were started with, as far as they have told."""
+    def _hear(self, service: str, static: Sequence[common_pb2.StaticSetting]) -> None:
+        self._others[service] = static
+        self._heard[service].set()
+
+    async def static_settings(self) -> list[common_pb2.StaticSetting]:
+        """Returns what the broker's services were started with. They tell soon after its start: who asks before that
+        waits for its log-storage, and for a while for its fetcher, which may be away and is described without then."""
+        await self._heard["log-storage"].wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FETCHER_TELLS_WITHIN_S):
+                await self._heard["fetcher"].wait()
         return [
             *static_settings(self._static, "replica-manager"),
             *(each for service in sorted(self._others) for each in self._others[service]),

@@ -20,6 +20,7 @@ from highwater.log_storage_client.client import LogStorageClient
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.store.transactions import Entry, Event, Listing
+from highwater.replica_manager import broker_config
 from highwater.replica_manager.broker_config import BrokerConfig
 from highwater.replica_manager.partition.actions import HighWatermarkAdvanced, LiveBrokers, PartitionSettings
 from highwater.replica_manager.partition.partition import Partition
@@ -29,7 +30,7 @@ from highwater.replica_manager.service import ReplicaManagerService
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.connections.channel import open_channel
 from highwater.rpc.settings import load
-from highwater.v1 import log_storage_pb2
+from highwater.v1 import common_pb2, log_storage_pb2
 
 MINIMUM_2, MINIMUM_3 = PartitionSettings(min_insync_replicas=2), PartitionSettings(min_insync_replicas=3)
 
@@ -162,12 +163,11 @@ class LogStorage:
         self.values = values
         self.told.set()
         await self.goes_on.wait()
-        return "ls", ()
+        return "ls", (common_pb2.StaticSetting(key="log.dirs", service="log-storage"),)
 
 
-async def test_earlier_values_that_went_with_new_logs_do_not_stay() -> None:
-    """A call that makes many logs is larger than the one that says what is set now, and may be heard after it."""
-    keys, cluster = Keys("highwater"), {"message.max.bytes": "6000"}
+def config_of(keys: Keys) -> tuple[BrokerConfig, WatchedConfigs]:
+    """A broker's, as etcd has none."""
     store: Any = None
     configs = WatchedConfigs(store, keys, (EntityKind.BROKERS, EntityKind.CLUSTER))
     for kind in configs.view.kinds:
@@ -176,7 +176,37 @@ async def test_earlier_values_that_went_with_new_logs_do_not_stay() -> None:
         ReplicaManagerSettings,
         {"broker.id": "1", "listeners": "INTERNAL://unix:rm", "log.storage": "unix:ls", "etcd": "127.0.0.1:1"},
     )
-    config, storage = BrokerConfig(settings, configs, lambda settings: None), LogStorage()
+    return BrokerConfig(settings, configs, lambda settings: None), configs
+
+
+async def test_what_services_were_started_with_is_described_when_they_have_told() -> None:
+    """It was described without log-storage's keys, a moment after the broker had registered."""
+    config, _ = config_of(Keys("highwater"))
+    client: Any = LogStorage()
+    await config.read()
+    described = asyncio.create_task(config.static_settings())
+    assert not (await asyncio.wait([described], timeout=0.05))[0]
+    await config.tell_log_storage(client, "ls")
+    assert not (await asyncio.wait([described], timeout=0.05))[0]
+    await anext(config.watch([common_pb2.StaticSetting(key="num.replica.fetchers", service="fetcher")]))
+    async with asyncio.timeout(10):
+        assert {each.service for each in await described} == {"replica-manager", "log-storage", "fetcher"}
+
+
+async def test_a_fetcher_that_is_away_is_described_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_config, "FETCHER_TELLS_WITHIN_S", 0.01)
+    config, _ = config_of(Keys("highwater"))
+    client: Any = LogStorage()
+    await config.read()
+    await config.tell_log_storage(client, "ls")
+    async with asyncio.timeout(10):
+        assert {each.service for each in await config.static_settings()} == {"replica-manager", "log-storage"}
+
+
+async def test_earlier_values_that_went_with_new_logs_do_not_stay() -> None:
+    """A call that makes many logs is larger than the one that says what is set now, and may be heard after it."""
+    keys, cluster = Keys("highwater"), {"message.max.bytes": "6000"}
+    (config, configs), storage = config_of(keys), LogStorage()
     client: Any = storage
     await config.read()
     earlier = config.values
@@ -232,7 +262,7 @@ async def test_what_went_with_new_logs_is_said_when_the_call_is_over() -> None:
     await client.close()
 
 
-async def test_each_key_reaches_what_it_is_for_and_falls_back(tmp_path: Path) -> None:
+async def test_each_key_reaches_what_it_is_for_and_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "broker.id": "1",
         "listeners": f"INTERNAL://unix:{tmp_path}/rm",
@@ -286,6 +316,9 @@ async def test_each_key_reaches_what_it_is_for_and_falls_back(tmp_path: Path) ->
     assert stated(service) == before
     assert before["queued.max.requests"] == (7, 7 * 64)
     assert service.config.values == {}
-    told = {(each.service, each.key): each.value for each in service.config.static_settings()}
+    storage: Any = LogStorage()
+    await service.config.tell_log_storage(storage, "ls")
+    monkeypatch.setattr(broker_config, "FETCHER_TELLS_WITHIN_S", 0.01)  # there is none
+    told = {(each.service, each.key): each.value for each in await service.config.static_settings()}
     assert told["replica-manager", "queued.max.requests"] == "7"
     await service.stop(deregister=False)

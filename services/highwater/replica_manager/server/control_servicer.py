@@ -32,7 +32,7 @@ class Config(Protocol):
 
     def watch(self, static: Sequence[common_pb2.StaticSetting]) -> AsyncIterator[Mapping[str, str]]: ...
 
-    def static_settings(self) -> list[common_pb2.StaticSetting]: ...
+    async def static_settings(self) -> list[common_pb2.StaticSetting]: ...
 
 
 class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
@@ -106,7 +106,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     async def DescribeBrokerConfig(
         self, request: replica_control_pb2.DescribeBrokerConfigRequest, context: Context
     ) -> replica_control_pb2.DescribeBrokerConfigResponse:
-        return replica_control_pb2.DescribeBrokerConfigResponse(settings=self._config.static_settings())
+        return replica_control_pb2.DescribeBrokerConfigResponse(settings=await self._config.static_settings())
 
     async def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
         """Those that are not known from etcd yet: every instruction names all brokers."""
