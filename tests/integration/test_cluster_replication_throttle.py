@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 from replica_manager_cluster import eventually
-from running_cluster import KEYS, Deployment, deployment, running_cluster
+from running_cluster import HEAL_S, KEYS, Deployment, deployment, running_cluster
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import Producer
@@ -37,8 +37,10 @@ async def deployed(cluster: LocalCluster) -> AsyncGenerator[Deployment]:
         yield found
 
 
-async def configure(deployed: Deployment, **rates: int) -> None:
+async def configure(deployed: Deployment, lag_s: float | None = None, **rates: int) -> None:
     config = {f"{side}.replication.throttled.rate": str(rate) for side, rate in rates.items()}
+    if lag_s is not None:
+        config["replica.lag.time.max.ms"] = str(int(1000 * lag_s))
     await deployed.store.put(KEYS.entity_config(BrokerEntity(None)), config_to_json(config))
 
 
@@ -49,9 +51,7 @@ async def fill(deployed: Deployment, topic: str, records: int) -> None:
         await producer.flush()
 
 
-async def missing_broker_3(
-    deployed: Deployment, topic: str, side: str | None, *, records: int = MISSED, away_s: float = LAG_S
-) -> None:
+async def missing_broker_3(deployed: Deployment, topic: str, side: str | None, *, away_s: float = LAG_S) -> None:
     config = {} if side is None else {f"{side}.replication.throttled.replicas": "*"}
     await deployed.create_topic(topic, [[1, 2, 3]])
     await deployed.healed(topic)
@@ -59,7 +59,7 @@ async def missing_broker_3(
     fetcher = deployed.cluster.processes["fetcher-3"]
     fetcher.kill()
     await deployed.left_isr(3, topic, [0])
-    await fill(deployed, topic, records)
+    await fill(deployed, topic, MISSED)
     await asyncio.sleep(away_s)  # then nobody believes any more that it is about to join again (RULES 5.1)
 
 
@@ -93,15 +93,17 @@ async def test_a_follower_that_is_behind_catches_up_at_the_rate(deployed: Deploy
     assert sorted(latencies)[len(latencies) // 2] < 0.5
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("side", ["leader", "follower"])
 async def test_commits_do_not_wait_for_a_throttle(deployed: Deployment, side: str) -> None:
-    """A follower that is back soon counts for the high watermark at once (RULES 5.1), and is not held back then."""
+    """A follower that is back soon counts for the high watermark at once (RULES 5.1), and is not held back then. Soon
+    is as long as a busy machine may take to start it; at the rate it would take ten minutes."""
     topic = f"soon-{side}"
-    await missing_broker_3(deployed, topic, side, records=60, away_s=0)
-    await configure(deployed, **{side: RATE // 20})
     try:
-        assert await seconds_to_catch_up(deployed, topic) < 5
+        await configure(deployed, HEAL_S)
+        await missing_broker_3(deployed, topic, side, away_s=0)
+        await configure(deployed, HEAL_S, **{side: RATE // 100})
+        await seconds_to_catch_up(deployed, topic)
     finally:
         await configure(deployed)
 
@@ -111,7 +113,7 @@ async def test_other_topics_and_no_rate_are_not_throttled(deployed: Deployment) 
     await missing_broker_3(deployed, "free", None)
     await configure(deployed, leader=RATE // 10, follower=RATE // 10)
     try:
-        assert await seconds_to_catch_up(deployed, "free") < 5
+        await seconds_to_catch_up(deployed, "free")  # at the rate it would take twice as long as is waited for
     finally:
         await configure(deployed)
 
