@@ -77,8 +77,8 @@ async def test_a_follower_that_is_behind_catches_up_at_the_rate(deployed: Deploy
     try:
         catching_up = asyncio.create_task(seconds_to_catch_up(deployed, topic))
         # Who is in sync is not slowed meanwhile, by the same leader and of the same partition.
-        begun = monotonic()
         async with Producer(deployed.cluster.bootstrap, compression=None) as producer:
+            begun = monotonic()
             latencies = []
             while not catching_up.done() and monotonic() - begun < 3:
                 sent = monotonic()
