@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import multiprocessing
 import os
@@ -10,8 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -204,37 +202,6 @@ def test_tables_of_any_library_are_sent(address: str) -> None:
         assert sent.records == 2
         with pytest.raises(InvalidRequestError, match="takes a table of pyarrow, pandas, Polars or DuckDB .* not dict"):
             producer.send_table("t", {"key": ["a"]})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("answered", [False, True])
-def test_an_interrupt_between_the_steps_of_a_waits_lock_is_an_interrupt(answered: bool) -> None:
-    """`Condition.wait` has given its lock up and not begun to wait: leaving its `with` block then raises an error of
-    its own. The answer may come at that moment."""
-    thread, before = event_loop_thread(), sys.gettrace()
-    waiting, done = asyncio.Event(), threading.Event()
-
-    async def work() -> None:
-        if not answered:
-            await asyncio.sleep(60)
-        await waiting.wait()
-        asyncio.get_running_loop().call_later(0.05, done.set)  # by then the answer has been handed over
-
-    def interrupting(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not threading.Condition.wait.__code__:
-            return interrupting if event == "call" else None
-        if event == "line" and "saved_state" in frame.f_locals:
-            sys.settrace(None)
-            thread.loop.call_soon_threadsafe(waiting.set)
-            assert not answered or done.wait(10)
-            raise KeyboardInterrupt
-        return interrupting
-
-    sys.settrace(interrupting)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            thread.run(work(), 10)
-    finally:
-        sys.settrace(before)
 
 
 def test_an_error_that_came_of_another_one_is_told_as_it_is() -> None:

@@ -155,7 +155,7 @@ def test_a_poll_that_anything_interrupts_goes_on_no_longer(
     class AlarmError(Exception):
         """What a signal's handler may raise."""
 
-    def interrupted(self: object, timeout: float | None = None) -> None:
+    def interrupted(self: object, timeout_s: float | None = None) -> None:
         raise AlarmError
 
     with member(coordinator, enable_auto_commit=False) as consumer:
@@ -163,7 +163,7 @@ def test_a_poll_that_anything_interrupts_goes_on_no_longer(
             consumer.poll(20, 1)
         consumer.pause()
         with monkeypatch.context() as patched:
-            patched.setattr("concurrent.futures.Future.result", interrupted)
+            patched.setattr("highwater.client.blocking.event_loop_thread._Work.wait", interrupted)
             with pytest.raises(AlarmError):
                 consumer.poll(20_000)
         before = consumer.position(ZERO)

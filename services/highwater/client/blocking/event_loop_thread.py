@@ -11,9 +11,50 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 ResultT = TypeVar("ResultT")
+
+
+class _Work(Generic[ResultT]):
+    """A coroutine on the loop. The thread that waits for it may be interrupted anywhere, and may hold nothing then that
+    the loop needs. A `Condition`, such as a `concurrent.futures.Future` has, is entered by a function in Python: an
+    interrupt between its taking the lock and the `with` block leaves it locked for ever. A lock has no such moment."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, ResultT]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[ResultT] | None = None
+        self._given_up = False
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def wait(self, timeout_s: float | None) -> ResultT:
+        """Raises `TimeoutError`."""
+        if not self._done.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)):
+            raise TimeoutError
+        assert self._task is not None
+        return self._task.result()
+
+    def begin(self) -> None:
+        """On the loop."""
+        if self._given_up:
+            self._coroutine.close()
+        else:
+            self._task = asyncio.ensure_future(self._coroutine)
+            self._task.add_done_callback(self._ended)
+
+    def give_up(self) -> None:
+        """On the loop. The interrupt may have come before the work was handed over: then it is never begun."""
+        self._given_up = True
+        if self._task is None:
+            self._coroutine.close()
+        else:
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[ResultT]) -> None:
+        if not task.cancelled():
+            task.exception()  # it is told to whoever waits, or to nobody who has given up
+        self._done.release()
 
 
 class EventLoopThread:
@@ -29,16 +70,12 @@ class EventLoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking client was called from its own event loop; use the async one there")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        handed = _Work(work)
         try:
-            return future.result(timeout_s)
-        except BaseException as error:
-            of_work = future.done() and not future.cancelled() and future.exception() is error
-            future.cancel()
-            # The wait gives its lock up and takes it again; whatever interrupts it between the two is followed by the
-            # complaint that the lock is not held.
-            if isinstance(error, RuntimeError) and error.__context__ is not None and not of_work:
-                raise error.__context__ from None
+            self.loop.call_soon_threadsafe(handed.begin)
+            return handed.wait(timeout_s)
+        except BaseException:
+            self.loop.call_soon_threadsafe(handed.give_up)  # nothing, where it has ended
             raise
 
     def _run_loop(self) -> None:

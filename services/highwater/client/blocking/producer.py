@@ -56,7 +56,9 @@ class Producer(BlockingClient[async_producer.Producer]):
         self._max_block_s = options.get("max_block_ms", 60_000) / 1000
         self.exit_timeout_s: float = options.get("delivery_timeout_ms", 120_000) / 1000
         self._known_topics: set[str] = set()
-        self._room = threading.Condition()
+        # Taken by itself, not by the condition: an interrupt could leave that one locked (`event_loop_thread`).
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
         self._pending: deque[tuple[PendingDelivery, int, tuple[Any, ...]]] = deque()
         self._pending_bytes = 0
         self._hand_over: asyncio.Task[None] | None = None
@@ -101,7 +103,7 @@ class Producer(BlockingClient[async_producer.Producer]):
         """Refuses what is sent from now on. False: there is nothing to stop."""
         if self._process_id != os.getpid():
             return False
-        with self._room:
+        with self._lock:
             begins, self._stopped = not self._stopped, True
         return begins
 
@@ -142,7 +144,7 @@ class Producer(BlockingClient[async_producer.Producer]):
             timestamp_ms = checked_timestamp(timestamp_ms)
         pending = PendingDelivery(self)
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
-        with self._room:
+        with self._lock:
             self._check_open()
             if self._pending_bytes + size > HAND_OVER_BYTES and self._pending:
                 fits = self._room.wait_for(
@@ -154,12 +156,12 @@ class Producer(BlockingClient[async_producer.Producer]):
             self._pending.append((pending, size, (topic, value, key, headers, timestamp_ms, partition)))
             self._pending_bytes += size
             if not self._handing_over:
-                self._handing_over = True
                 event_loop_thread().call_soon(self._begin_hand_over)
+                self._handing_over = True  # last: an interrupt before it leaves a hand-over too many, not none
         return pending
 
     def _check_open(self) -> None:
-        """Raises where the producer is closed: nobody would send what is taken in. `_room` is held."""
+        """Raises where the producer is closed: nobody would send what is taken in. `_lock` is held."""
         if self._stopped:
             raise ClientClosedError("the producer was stopped")
         if self._exiting:
@@ -261,30 +263,32 @@ class Producer(BlockingClient[async_producer.Producer]):
 
     def unacknowledged(self) -> exit_flush.Unacknowledged:
         async def counted() -> exit_flush.Unacknowledged:
-            with self._room:
+            with self._lock:
                 left = [pending for pending, _, _ in self._pending if pending.delivery is None]
             return self._client.unacknowledged(len(left), self._refused)
 
         return event_loop_thread().run(counted(), COUNTING_TIMEOUT_S)
 
     def refuse_more(self) -> None:
-        with self._room:
+        with self._lock:
             self._exiting = True
         self._client.unacknowledged_told = True
 
     # On the event loop
 
     def _begin_hand_over(self) -> None:
-        self._hand_over = asyncio.ensure_future(self._hand_all_over())
+        if self._hand_over is None or self._hand_over.done():
+            self._hand_over = asyncio.ensure_future(self._hand_all_over())
 
     async def _handed_over(self) -> None:
         """Waits until all that was sent before this call is in the producer's buffer, or refused."""
+        self._begin_hand_over()  # of a `send` that was interrupted
         while self._hand_over is not None and not self._hand_over.done():
             await asyncio.shield(self._hand_over)
 
     async def _hand_all_over(self) -> None:
         while True:
-            with self._room:
+            with self._lock:
                 taken = list(self._pending)
                 if not taken:
                     self._handing_over = False
@@ -301,7 +305,7 @@ class Producer(BlockingClient[async_producer.Producer]):
                     # Not of the kinds that `send` takes. Whoever waits for it is told, and what follows goes on.
                     pending.error = InvalidRequestError(f"a record for {topic!r} cannot be sent: {error!r}")
                     self._refused.append(pending.error)
-                with self._room:
+                with self._lock:
                     self._pending.popleft()
                     self._pending_bytes -= size
                     self._room.notify_all()
