@@ -173,10 +173,11 @@ class HighwaterSide:
 
 async def last_served(producer: Producer, partitions: Iterable[TopicPartition], killed: float) -> float:
     """Seconds from `killed` to the first acknowledgement on each partition; the last of them. Raises `TimeoutError`
-    with the first that took no record."""
+    with the first that took no record from now on."""
+    began = time.perf_counter()
 
     async def first_acknowledged(topic: str, partition: int) -> float:
-        while time.perf_counter() - killed < FAILOVER_TIMEOUT_S:
+        while time.perf_counter() - began < FAILOVER_TIMEOUT_S:
             try:
                 await producer.send_and_wait(topic, b"after", partition=partition)
                 return time.perf_counter() - killed
