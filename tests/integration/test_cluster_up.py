@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from running_cluster import HIGHWATER
 from highwater.cli import local_cluster
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin, Consumer, Producer
+from highwater.log_storage.files import meta_properties
 from highwater.metadata.local import etcd_healthy
 from highwater.rpc.process.local_process import free_ports
 
@@ -146,10 +148,14 @@ def test_a_cluster_is_interrupted_killed_and_started_again(tmp_path: Path) -> No
 
 
 def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
+    """Its log-storage waits for the broker's identity, so that the start is not over before it is interrupted."""
+    (tmp_path / "broker-1").mkdir()
+    os.mkfifo(tmp_path / "broker-1" / meta_properties.FILE_NAME)
     with up(tmp_path) as starting:
-        log = tmp_path / "logs" / "controller.log"
+        log = tmp_path / "logs" / "fetcher-1.log"  # the last of them
         while not log.exists():
             assert starting.process.poll() is None
+            time.sleep(0.01)
         with all_end(starting.children()):
             starting.process.send_signal(signal.SIGINT)
             assert starting.process.wait(ENDED_S) == 130
