@@ -170,7 +170,7 @@ async def test_readers_of_before_are_answered_as_before(
         )
         return broker_pb2.FetchRequest(
             consumer=broker_pb2.ConsumerRole(),
-            max_wait_ms=5_000,
+            max_wait_ms=int(1000 * HEAL_S),
             min_bytes=1,
             incremental=incremental,
             accepts=[broker_pb2.PAYLOAD_COLUMNS],
