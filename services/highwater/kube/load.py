@@ -101,12 +101,12 @@ class Load:
 
     async def _write(self) -> None:
         options = self._options
-        asyncio.get_running_loop().call_later(options.seconds, self.stopping.set)
         settings = {"acks": "all", "delivery_timeout_ms": options.delivery_timeout_ms}
         async with (
             Producer(options.bootstrap, **settings) as producer,  # type: ignore[arg-type]
             asyncio.TaskGroup() as group,
         ):
+            asyncio.get_running_loop().call_later(options.seconds, self.stopping.set)
             for writer in range(options.writers):
                 group.create_task(self._write_singly(producer, writer))
                 group.create_task(self._write_tables(producer, options.writers + writer))
