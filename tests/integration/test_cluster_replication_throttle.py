@@ -56,6 +56,7 @@ async def missing_broker_3(deployed: Deployment, topic: str, side: str | None, *
     config = {} if side is None else {f"{side}.replication.throttled.replicas": "*"}
     await deployed.create_topic(topic, [[1, 2, 3]])
     await deployed.healed(topic)
+    await fill(deployed, topic, 1)  # acknowledged once broker 3 has it: who never copied anything is not back, but new
     await deployed.admin.alter_topic_config(topic, config)
     fetcher = deployed.cluster.processes["fetcher-3"]
     fetcher.kill()
