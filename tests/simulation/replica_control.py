@@ -14,7 +14,7 @@ from highwater.model.damaged_replicas import fewest_sound
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.strays import FIRST_PAUSE_MS
 from highwater.replica_manager.partition.actions import Instruction
-from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, Term
 
 from .etcd import Compare, Delete, Entry, Event, Put, Watch
 from .scheduler import Future
@@ -339,7 +339,7 @@ class Control:
             return
         self.owner.replica_manager.learn_brokers(_endpoints(brokers))
         replica_manager = self.owner.replica_manager
-        replica_manager.metadata.update(topics, full=full, deleted=deleted)
+        replica_manager.metadata.update(topics, full=full, deleted=deleted, term=self._term)
         if full and any(replica_manager.metadata.by_id(key.topic_id) is None for key in replica_manager.hosted):
             self.owner.spawn(self._delete_strays())
         reply(ErrorCode.NONE)
@@ -448,12 +448,17 @@ class Control:
         self.storage_seen(answer[1])
         return answer[0]  # type: ignore[no-any-return]
 
+    @property
+    def _term(self) -> Term:
+        assert self.controller_epoch is not None
+        return Term(self.controller_epoch, self.owner.replica_manager.broker_epoch)
+
     def _instruct(self, instruction: Any, created: ErrorCode) -> ErrorCode:
         owner, replica_manager = self.owner, self.owner.replica_manager
         key, state = instruction.key, instruction.versioned
         partition = CachedPartition(state.state, state.revision, instruction.replicas)
         topic = CachedTopic(instruction.topic, key.topic_id, instruction.config, {key.partition: partition})
-        replica_manager.metadata.update([topic], full=False)
+        replica_manager.metadata.learn([topic], self._term)
         if created is not ErrorCode.NONE:
             return created
         if key not in replica_manager.hosted and replica_manager.broker_id not in instruction.replicas:

@@ -13,16 +13,17 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import CreateAnswer, NewLog, StorageError
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.replica_manager.replicas import metadata_cache
-from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, MetadataCache
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, MetadataCache, Term
 from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.instructions import PartitionInstruction, Sender
 
 BROKER_EPOCH = 101
+TERM = Term(1, BROKER_EPOCH)
 STATE = VersionedState(PartitionState(1, EPOCH, BROKER_EPOCH, (1,)), 10)
 
 
-def topic(number: int) -> CachedTopic:
-    return CachedTopic("t", bytes([number]) * 16, {}, {0: CachedPartition(STATE.state, STATE.revision, (1,))})
+def topic(number: int, revision: int = STATE.revision) -> CachedTopic:
+    return CachedTopic("t", bytes([number]) * 16, {}, {0: CachedPartition(STATE.state, revision, (1,))})
 
 
 class Storage:
@@ -62,9 +63,9 @@ async def registered(broker_epoch: int) -> None:
 def test_a_topic_of_the_same_name_keeps_it() -> None:
     cache = MetadataCache()
     cache.update([topic(2)], full=False, deleted=[topic(1).topic_id])
-    cache.learn([topic(1)])
+    cache.learn([topic(1)], TERM)
     assert cache.by_name("t") == topic(2)
-    cache.learn([topic(3)])  # made after that, again
+    cache.learn([topic(3)], TERM)  # made after that, again
     assert cache.by_name("t") == topic(3)
 
 
@@ -74,7 +75,27 @@ def test_what_the_controller_tells_of_all_topics_counts(monkeypatch: Any) -> Non
     cache = MetadataCache()
     cache.update([], full=False, deleted=[topic(1).topic_id])
     cache.update([topic(1)], full=True)
-    cache.learn([topic(1)])
+    cache.learn([topic(1)], TERM)
     assert cache.by_name("t") == topic(1)
     cache.update([], full=False, deleted=[topic(number).topic_id for number in (1, 2, 3)])
     assert len(cache._deleted) == 2
+
+
+def test_what_was_made_since_a_request_was_sent_is_not_forgotten() -> None:
+    """All topics there are may be under way for seconds. A group's coordinator took one for deleted that an instruction
+    had told of meanwhile, and removed the offsets that were committed of it."""
+    cache = MetadataCache()
+    cache.learn([topic(1)], TERM)
+    cache.update([], full=True, term=TERM)
+    assert cache.by_name("t") == topic(1)
+    cache.update([], full=True, term=Term(1, BROKER_EPOCH + 1))  # nobody tells this registration that it was deleted
+    assert cache.by_name("t") is None
+
+
+def test_an_older_topic_does_not_take_the_name_back() -> None:
+    cache = MetadataCache()
+    cache.learn([topic(2, revision=30)], TERM)
+    cache.update([topic(1, revision=20)], full=False)
+    assert cache.by_name("t") == topic(2, revision=30)
+    cache.update([], full=False, deleted=[topic(1).topic_id])
+    assert cache.by_name("t") == topic(2, revision=30)

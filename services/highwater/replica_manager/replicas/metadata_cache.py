@@ -14,6 +14,13 @@ from highwater.model.partition import PartitionKey
 KEPT_DELETED = 10_000  # ids of deleted topics, the last ones: an instruction that names one is not long under way
 
 
+class Term(NamedTuple):
+    """In which one controller tells one registration what is. Whatever is deleted in it, it says by its id."""
+
+    controller_epoch: int
+    broker_epoch: int | None
+
+
 class Endpoint(NamedTuple):
     """The address of a broker that is registered under `broker_epoch`."""
 
@@ -73,6 +80,7 @@ class MetadataCache:
         self._topics: dict[bytes, CachedTopic] = {}
         self._ids: dict[str, bytes] = {}
         self._deleted: dict[bytes, None] = {}  # in the order of their deletions
+        self._instructed: dict[bytes, Term] = {}  # topics of instructions: the term of the last one
 
     def set_controller(self, controller_id: int, address: str) -> None:
         self.controller_id = controller_id
@@ -113,13 +121,23 @@ class MetadataCache:
         self._told = max(self._told, (controller_epoch, sequence))
         return True
 
-    def update(self, topics: Sequence[CachedTopic], *, full: bool, deleted: Iterable[bytes] = ()) -> None:
+    def update(
+        self,
+        topics: Sequence[CachedTopic],
+        *,
+        full: bool,
+        deleted: Iterable[bytes] = (),
+        term: Term | None = None,
+    ) -> None:
         """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one
-        (RULES 1.3)."""
+        (RULES 1.3), nor does an older topic take its name from a newer one. What an instruction of the same term has
+        told of may have been made since the request was: it is not forgotten (RULES 8.10)."""
         changed = {topic.topic for topic in topics}
         if full:
             self.complete = True
-            changed |= self._forget(set(self._topics) - {topic.topic_id for topic in topics})
+            self._instructed = {each: told for each, told in self._instructed.items() if told == term}
+            named = {topic.topic_id for topic in topics}
+            changed |= self._forget(self._topics.keys() - named - self._instructed.keys())
         for topic in topics:
             known = self._topics.get(topic.topic_id)
             if known is not None and known.topic != topic.topic:
@@ -131,7 +149,8 @@ class MetadataCache:
                 if old is None or partition.order >= old.order:
                     partitions[number] = partition
             self._topics[topic.topic_id] = replace(topic, partitions=partitions)
-            self._ids[topic.topic] = topic.topic_id
+            if self._is_newest(self._topics[topic.topic_id]):
+                self._ids[topic.topic] = topic.topic_id
             self._deleted.pop(topic.topic_id, None)  # in an etcd that was made again it is there again
         gone = dict.fromkeys(deleted)
         changed |= self._forget(set(gone))
@@ -141,15 +160,25 @@ class MetadataCache:
         for listener in self.listeners:
             listener(changed)
 
-    def learn(self, topics: Iterable[CachedTopic]) -> None:
+    def learn(self, topics: Iterable[CachedTopic], term: Term) -> None:
         """Takes what an instruction says. It may have been under way for seconds, while its logs were made: nobody
         would say once more that a topic was deleted meanwhile."""
-        self.update([topic for topic in topics if topic.topic_id not in self._deleted], full=False)
+        there = [topic for topic in topics if topic.topic_id not in self._deleted]
+        self._instructed |= dict.fromkeys((topic.topic_id for topic in there), term)
+        self.update(there, full=False)
+
+    def _is_newest(self, topic: CachedTopic) -> bool:
+        """Of its name. All that was ever written of a topic was written before another one of its name was made."""
+        known = self._topics.get(self._ids.get(topic.topic, b""))
+        if known is None or known.topic_id == topic.topic_id or not topic.partitions:
+            return True
+        return _last_revision(topic) >= _last_revision(known)
 
     def _forget(self, topic_ids: set[bytes]) -> set[str]:
         names = set()
         for topic_id in topic_ids:
             gone = self._topics.pop(topic_id, None)
+            self._instructed.pop(topic_id, None)
             if gone is not None and self._ids.get(gone.topic) == topic_id:
                 del self._ids[gone.topic]
                 names.add(gone.topic)
@@ -179,3 +208,7 @@ class MetadataCache:
         topic = self._topics.get(key.topic_id)
         partition = None if topic is None else topic.partitions.get(key.partition)
         return (NO_LEADER, -1) if partition is None else (partition.state.leader, partition.state.leader_epoch)
+
+
+def _last_revision(topic: CachedTopic) -> int:
+    return max((partition.revision for partition in topic.partitions.values()), default=-1)

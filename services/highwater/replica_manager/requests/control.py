@@ -15,7 +15,7 @@ from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.actions import Instruction
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
-from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, Term
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.instructions import (
     InstructionOutcome,
@@ -171,7 +171,7 @@ class Control:
             return Outcomes(ErrorCode.REQUEST_TIMED_OUT, f"request {sequence} comes after a later one")
         self._replica_manager.metadata.set_controller(sender.controller_id, controller_address)
         self._replica_manager.learn_brokers(endpoints)
-        self._replica_manager.metadata.update(topics, full=full, deleted=deleted)
+        self._replica_manager.metadata.update(topics, full=full, deleted=deleted, term=self._term)
         if full and any(
             self._replica_manager.metadata.by_id(key.topic_id) is None for key in self._replica_manager.hosted
         ):
@@ -256,7 +256,12 @@ class Control:
             topic.partitions[each.key.partition] = CachedPartition(
                 each.state.state, each.state.revision, each.replicas, each.offline_replicas
             )
-        self._replica_manager.metadata.learn(topics.values())
+        self._replica_manager.metadata.learn(topics.values(), self._term)
+
+    @property
+    def _term(self) -> Term:
+        assert self.controller_epoch is not None  # whoever spoke was not refused
+        return Term(self.controller_epoch, self._replica_manager.broker_epoch)
 
     async def _outcome(self, key: PartitionKey, error: StorageError) -> InstructionOutcome:
         hosted = self._replica_manager.hosted.get(key)
