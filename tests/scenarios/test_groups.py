@@ -84,6 +84,8 @@ class World:
     def __init__(self) -> None:
         self.now_ms = 1_000_000
         self.image = TopicImage()
+        self.newest: dict[str, Topic] = {}  # by name
+        self.former: dict[str, Topic] = {}  # those before them
         self.made = 0
         self.config = GroupConfig(session_timeout_ms=45_000, max_size=4, offset_metadata_max_bytes=16)
         self.members: dict[str, Known] = {}
@@ -126,7 +128,22 @@ class World:
         self.made += 1
         self.image.update({name: Topic(self.made.to_bytes(16, "big"), name, int(partitions))})
 
+    def take_over_behind(self) -> None:
+        """Another broker takes over, which knows the topics that were there before the last one of each name."""
+        self.image = TopicImage(self.former.values())
+        self.fail_over()
+
+    def hear_of(self, name: str) -> None:
+        self.image.update({name: self.newest[name]})
+        for outcome in self.shard.topics_changed([name], self.now_ms):
+            self.take(outcome)
+
     def change(self, name: str, topic: Topic | None) -> None:
+        if topic is not None:
+            before = self.newest.get(name, topic)
+            if before.topic_id != topic.topic_id:
+                self.former[name] = before
+            self.newest[name] = topic
         self.image.update({name: topic})
         for outcome in self.shard.topics_changed([name], self.now_ms):
             self.take(outcome)

@@ -75,6 +75,7 @@ class Offsets:
             topic = self._image.named(offset.topic)
             if refusal is None and topic is not None:
                 refusal = self._check_owner(group_id, member_id, PartitionKey(topic.topic_id, offset.partition))
+                refusal = refusal or self._check_kept(group_id, offset, topic.topic_id)
                 if refusal is None:
                     value = OffsetCommitValue(
                         offset.offset, offset.leader_epoch, offset.metadata, now_ms, topic_id=topic.topic_id
@@ -93,6 +94,21 @@ class Offsets:
             return None
         whose = f"member {owner!r}'s" if owner else "no member's"
         return Refusal(ErrorCode.STALE_MEMBER_EPOCH, f"partition {key} is {whose} now")
+
+    def _check_kept(self, group_id: str, offset: OffsetToCommit, topic_id: bytes) -> Refusal | None:
+        """An offset that the coordinator before has taken of a topic of the name that was never heard of here may be of
+        the newer one: the broker has heard of that once `remove_unknown` has had its turn (RULES 11.11)."""
+        group = self._state.groups.get(group_id)
+        kept = group.offsets.get(NamedPartition(offset.topic, offset.partition)) if group else None
+        if kept is None or not kept.topic_id or kept.topic_id == topic_id:
+            return None
+        if self._image.has_gone(offset.topic, kept.topic_id):
+            return None
+        return Refusal(
+            ErrorCode.UNKNOWN_TOPIC_ID,
+            f"an offset of {offset.topic}-{offset.partition} was committed of a topic with another id, which this"
+            " broker has not heard of: try again, in a minute it is known which of the two there is",
+        )
 
     def _check_member(self, group: Group | None, group_id: str, member_id: str, epoch: int) -> Refusal | None:
         """The member's epoch, or the one before it as long as the member may not have heard of the present one."""
@@ -254,10 +270,11 @@ class Offsets:
 
 
 def fetched_offset(partition: NamedPartition, kept: OffsetCommitValue | None, image: TopicImage) -> FetchedOffset:
-    """An offset of a topic that was deleted says nothing of another one of its name."""
-    if kept is None or image.named(partition.topic) is None or image.has(partition.topic, kept.topic_id):
-        return FetchedOffset(partition, kept)
-    return FetchedOffset(partition, None)
+    """An offset of a topic that was deleted says nothing of another one of its name. One that is not known here may
+    be the newer of the two: it is told with its id, and whoever asks knows which one it reads."""
+    if kept is not None and kept.topic_id and image.has_gone(partition.topic, kept.topic_id):
+        return FetchedOffset(partition, None)
+    return FetchedOffset(partition, kept)
 
 
 def _removed_at_once(group_id: str) -> int:

@@ -60,6 +60,21 @@ async def test_a_group_with_a_long_id_commits_some_at_a_time(
     assert coordinator.kept == [{0: 10}, {1: 20}]
 
 
+async def test_an_offset_of_another_topic_of_the_name_counts_as_none(
+    committed: CommittedOffsets, coordinator: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator may not know which of the two is the newer one, and tells what is kept."""
+    kept = [
+        group_pb2.CommittedOffset(offset=number, topic_id=each) for number, each in enumerate((b"o" * 16, b"p" * 16))
+    ]
+
+    async def call(*_: object) -> group_pb2.FetchOffsetsResponse:
+        return group_pb2.FetchOffsetsResponse(offsets=kept)
+
+    monkeypatch.setattr(coordinator, "call", call)
+    assert await committed.fetch([FIRST, SECOND]) == {FIRST: 0, SECOND: -1}
+
+
 async def test_what_is_held_is_committed_when_the_coordinator_is_back(
     committed: CommittedOffsets, coordinator: Asked
 ) -> None:

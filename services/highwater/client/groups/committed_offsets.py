@@ -26,8 +26,8 @@ def chunks(group: str, partitions: Sequence[TopicPartition]) -> Iterator[Sequenc
 
 class CommittedOffsets:
     """`epoch` gives the member's present one, 0 where it is not in the group; `topic_id` that of a topic that it
-    consumes, empty where it does not. `tenure` stands for one time of having a partition: another object each time it
-    is taken up, None while it is not the member's."""
+    consumes, empty where it does not: an offset of another topic of the name counts as none. `tenure` stands for one
+    time of having a partition: another object each time it is taken up, None while it is not the member's."""
 
     def __init__(
         self,
@@ -150,5 +150,7 @@ class CommittedOffsets:
             )
             for partition, committed in zip(some, response.offsets, strict=True):
                 if from_proto(committed.error) is ErrorCode.NONE:
-                    found[partition] = committed.offset
+                    read = self._topic_id(partition.topic)
+                    another = bool(read and committed.topic_id) and committed.topic_id != read
+                    found[partition] = -1 if another else committed.offset  # a topic that had the name, or has it
         return found
