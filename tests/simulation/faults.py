@@ -63,7 +63,11 @@ class Faults:
     # Processes
 
     def _kill_manager(self) -> None:
-        node = self._node()
+        self.kill_manager(self._node())
+
+    def kill_manager(self, node: Node) -> None:
+        if self._over:
+            return
         if node.manager is not None and not node.held:
             self._say("kill manager", node.broker_id)
             node.manager.kill()

@@ -331,6 +331,9 @@ class Control:
         deleted: Sequence[Any],
     ) -> None:
         await self._pause()  # it is read in pieces; others may overtake it
+        groups = self.owner.world.settings.groups
+        if groups is not None and groups.metadata_lag_ms:
+            await self.owner.sleep(int(self.owner.random() * groups.metadata_lag_ms))
         if self._is_deposed(controller_epoch):
             reply(ErrorCode.STALE_CONTROLLER_EPOCH)
             return

@@ -49,7 +49,7 @@ def longest_wait_ms(seed: int, rates: Rates) -> tuple[int, int]:
             waits.append(scheduler.now_ms - sent[batch.payload])  # type: ignore[attr-defined]
         acked(history, key, batch, *more)  # type: ignore[arg-type]
 
-    with patch.object(Producer, "send_one", sending), patch.object(History, "acked", acknowledged), simulated():
+    with patch.object(Producer, "send_one", sending), patch.object(History, "acked", acknowledged), simulated(None):
         node = world.nodes[3]
         assert node.fetcher is not None
         scheduler.after(BEHIND_FROM_MS, node.fetcher.kill)

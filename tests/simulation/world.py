@@ -264,7 +264,7 @@ class World:
     def run(self, steps: int = STEPS) -> None:
         """Raises `InvariantError`, or whatever production code raises."""
         scheduler = self.scheduler
-        with simulated():
+        with simulated(self.settings.groups):
             try:
                 self.faults.begin()
                 while scheduler.steps < steps:

@@ -11,9 +11,19 @@ from highwater.groups.records import Record
 from highwater.groups.records.codec import decode as decode_record
 from highwater.groups.records.keys import OffsetCommitKey
 from highwater.groups.records.values import OffsetCommitValue
-from highwater.groups.requests import CommitOffsets, DeleteGroup, Outcome, Request, SessionAnswer
+from highwater.groups.requests import (
+    AlterOffsets,
+    CommitOffsets,
+    DeleteAnswer,
+    DeleteGroup,
+    NamedPartition,
+    Outcome,
+    Request,
+    SessionAnswer,
+)
 from highwater.groups.shard import GroupShard
 from highwater.groups.state import ShardState
+from highwater.groups.topics import TopicImage
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.groups.record_batches import decode as decode_batches
 
@@ -41,6 +51,7 @@ class ShardCheck:
         self._appended_to = self._start
         self._last: dict[str, int] = {}  # by group: the number of its last record
         self._replayed = ShardState()
+        self._being_deleted: set[str] = set()
         owner = hosted.owner
         self._key: PartitionKey = hosted._hosted.key
         for batch in owner.node.disk.logs[self._key].batches:
@@ -81,12 +92,15 @@ class ShardCheck:
             key, value = found
             groups.add(key.group)
             self._last[key.group] = number
-            if isinstance(key, OffsetCommitKey) and value is None and not isinstance(request, DeleteGroup):
-                self._removed(key, record.timestamp_ms)
+            if isinstance(key, OffsetCommitKey) and value is None:
+                self._removed(key, record.timestamp_ms, request)
             elif isinstance(key, OffsetCommitKey) and isinstance(value, OffsetCommitValue):
                 self._kept(key, value, request)
             self._replayed.replay(record.key, record.value, record.timestamp_ms)
         self._compare(groups)
+        self._deleted(outcome, request)
+        if group in self._being_deleted:
+            groups.clear()  # who is told so rests on nothing
         rests_on = max((self._last.get(each, 0) for each in groups), default=0)
         if (outcome.answer is not None or outcome.pushes) and outcome.after < rests_on:
             raise InvariantError("11.2 (rests on more)", f"{self._name} rests {outcome} on less than {rests_on}")
@@ -112,8 +126,16 @@ class ShardCheck:
 
     def _kept(self, key: OffsetCommitKey, value: OffsetCommitValue, request: Request | None) -> None:
         """RULES 11.6: of a member under its epoch, or the one before, and of no partition that another one has."""
-        assert isinstance(request, CommitOffsets), request
+        assert isinstance(request, CommitOffsets | AlterOffsets), request
         group = self._replayed.groups.get(key.group)
+        before = None if group is None else group.offsets.get(NamedPartition(key.topic, key.partition))
+        there = before is not None and PartitionKey(before.topic_id or b"", key.partition)
+        if there and there.topic_id != value.topic_id and there not in self._checks.world.history.dead:
+            raise InvariantError("10 (overwritten)", f"{self._name} keeps {value} in the place of {before}, {key}")
+        if isinstance(request, AlterOffsets):
+            if group is not None and group.members:
+                raise InvariantError("11.6 (no member)", f"{self._name} keeps {request} of {group.members}")
+            return
         member = None if group is None else group.members.get(request.member_id)
         if group is None or member is None:
             raise InvariantError("11.6 (no member)", f"{self._name} keeps {request}")
@@ -122,8 +144,30 @@ class ShardCheck:
         if request.member_epoch not in epochs or owner != request.member_id:
             raise InvariantError("11.6 (not its own)", f"{self._name} keeps {request} of {member}, {owner} has {key}")
 
-    def _removed(self, key: OffsetCommitKey, now_ms: int) -> None:
-        """RULES 11.9, 11.10: the topic is gone, or nobody reads it and the retention is over."""
+    def _deleted(self, outcome: Outcome, request: Request | None) -> None:
+        """RULES 11.11: nothing is put into a group that is being deleted, and nothing is left of one that was."""
+        group_id = getattr(request, "group", "")
+        if isinstance(request, DeleteGroup):
+            (self._being_deleted.add if outcome.answer is None else self._being_deleted.discard)(group_id)
+            deleted = isinstance(outcome.answer, DeleteAnswer) and outcome.answer.error is None
+            if deleted and group_id in self._replayed.groups:
+                left = vars(self._replayed.groups[group_id])
+                raise InvariantError("11.11 (left)", f"{self._name} has deleted {group_id}, and has {left}")
+        elif group_id in self._being_deleted and outcome.records:
+            raise InvariantError("11.11 (in between)", f"{self._name} deletes {group_id}, and takes {request}")
+
+    def all_known(self, image: TopicImage) -> None:
+        """RULES 11.11: all that has changed is taken up, and every topic heard of."""
+        for group in self._shard.state.groups.values():
+            for partition, value in group.offsets.items():
+                if not image.has(partition.topic, value.topic_id):
+                    raise InvariantError(
+                        "11.11 (gone)", f"{self._name}, {group.group_id}: {value} of {partition}, which is gone"
+                    )
+
+    def _removed(self, key: OffsetCommitKey, now_ms: int, request: Request | None) -> None:
+        """RULES 11.9 to 11.11: the topic is gone, or nobody reads it and the retention is over, or the group is
+        deleted, and has no members."""
         checks = self._checks
         group = self._replayed.groups.get(key.group)
         value = None if group is None else group.offsets.get((key.topic, key.partition))  # type: ignore[call-overload]
@@ -134,6 +178,11 @@ class ShardCheck:
             return
         settings = checks.world.settings.groups
         assert settings is not None
+        if isinstance(request, DeleteGroup):
+            if group.members:
+                raise InvariantError("11.11 (members)", f"{self._name} deletes {key.group}, of {group.members}")
+            checks.commits.removed(key.group, place, checks.world.scheduler.now_ms)
+            return
         slack_ms = settings.skew_ms * len(checks.world.nodes)
         since_ms = max(value.commit_time_ms, group.epoch_time_ms)
         read = bool(group.members) and group.subscribes_to(key.topic)

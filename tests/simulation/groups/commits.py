@@ -79,7 +79,8 @@ class Commits:
         place = self._places[group, key]
         if place.owner is not None and key not in self._dead:
             owner, since_ms = place.owner
-            if owner.member_id != commit.member_id and commit.sent_ms > since_ms and owner.owns(key):
+            other = commit.member_id not in ("", owner.member_id)
+            if other and commit.sent_ms > since_ms and owner.owns(key):
                 raise InvariantError(
                     "11.6 (another's)", f"{group} {key}: {commit} is kept, {owner.name} has it since {since_ms}"
                 )
@@ -110,9 +111,26 @@ class Commits:
             self._effective(place, commit, now_ms)
         if owner is not None:
             for commit in place.open:
-                others = commit.member_id != owner.member_id and commit.ended_ms == NEVER_MS
+                # What is nobody's may be kept whenever the group is empty again.
+                others = commit.member_id not in ("", owner.member_id) and commit.ended_ms == NEVER_MS
                 commit.late = commit.late or (others and commit.number != number)
             place.owner = (owner, now_ms)
+
+    def not_found(self, group: str, sent_ms: int) -> None:
+        """A question that was sent then was told that there is no such group."""
+        for (name, key), place in self._places.items():
+            if name == group and key not in self._dead and place.kept_ms < sent_ms:
+                raise InvariantError(
+                    "10 (lost)", f"there is no {group}, of {key} it has had {place.open} since {place.kept_ms}"
+                )
+
+    def deleted(self, group: str, sent_ms: int, now_ms: int) -> None:
+        """A deletion that was sent then is done: nobody is told any more what was there before."""
+        for (name, _), place in self._places.items():
+            for commit in list(place.open) if name == group else ():
+                if commit.ended_ms < sent_ms:
+                    commit.over_ms = min(commit.over_ms, now_ms)
+                    place.open.remove(commit)
 
     def removed(self, group: str, key: PartitionKey, now_ms: int) -> None:
         """The coordinator removes what is there, as it may."""

@@ -7,7 +7,7 @@ network.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from highwater.errors import ErrorCode
+from highwater.groups import offsets
 from highwater.groups.config import GroupConfig
 from highwater.groups.records import Record
 from highwater.groups.requests import (
@@ -45,15 +46,17 @@ from ..network import Stream
 from ..storage import Batch
 from .checks import ShardCheck
 from .loop import SimulatedLoop, SimulatedPace
+from .settings import GroupSettings
 
 if TYPE_CHECKING:
     from ..replica_manager import ReplicaManagerProcess
 
 CLOCK_MS = 1_700_000_000_000  # the brokers' at the start of a run
+STEP_MS = 20  # what others may have between two steps of a request, at most twice
 
 
 @contextmanager
-def simulated() -> Iterator[None]:
+def simulated(settings: GroupSettings | None) -> Iterator[None]:
     """Within, brokers make shards that are checked, and that breathe in virtual time. What is logged is told at once: a
     timer for it would be an event, and which lines are made depends on who else runs in the process."""
     with ExitStack() as stack:
@@ -61,6 +64,10 @@ def simulated() -> Iterator[None]:
         for module in (group_coordinator, hosted_shard, shard_log):
             stack.enter_context(patch.object(module, "Pace", SimulatedPace))
         stack.enter_context(patch.object(summed_log, "_running_loop", lambda: None))
+        if settings is not None:
+            stack.enter_context(patch.object(offsets, "REMOVED_AT_ONCE", settings.removed_at_once))
+            stack.enter_context(patch.object(hosted_shard, "KNOWN_WITHIN_MS", settings.known_within_ms))
+            stack.enter_context(patch.object(shard_log, "MOST_PENDING_BYTES", settings.pending_bytes))
         yield
 
 
@@ -145,6 +152,7 @@ class SimulatedShard(HostedShard):
 
     def __init__(self, context: ShardContext, hosted: HostedPartition, pipeline: AppendPipeline) -> None:
         self.owner: ReplicaManagerProcess = context.replica_manager._owner  # type: ignore[attr-defined]
+        self._in_steps: dict[Callable[..., None], Request] = {}  # by who is told the answer
         super().__init__(context, hosted, pipeline)
 
     def _new_log(self) -> ShardLog:
@@ -163,6 +171,20 @@ class SimulatedShard(HostedShard):
         super().ask(request, told)
         self._request = None
 
+    def _go_on(self, serving: Any, rest: Iterator[Outcome], told: Callable[[Answer | Refusal], None]) -> None:
+        """Now and then others have their turn first."""
+        delay_ms = int(self.owner.random() * 4 * STEP_MS) - 2 * STEP_MS
+        go_on = partial(super()._go_on, serving, rest, told)
+        if delay_ms > 0:
+            asyncio.get_running_loop().call_later(delay_ms / 1000, go_on)
+        else:
+            go_on()
+
+    async def tick(self, changed_topics: Collection[str], pace: Any) -> None:
+        await super().tick(changed_topics, pace)
+        if self._serving is not None and self._known_from_ms is None and not self._changed:
+            self._check(self._serving).all_known(self._context.feed.image)
+
     def heard(self, request: Heartbeat, stream: MemberStream) -> None:
         self._request, self.accepted = request, False
         super().heard(request, stream)
@@ -171,7 +193,13 @@ class SimulatedShard(HostedShard):
     def _carry_out(self, serving: Any, outcome: Outcome, told: Callable[[Answer | Refusal], None] | None) -> None:
         self.accepted = not isinstance(outcome.answer, SessionAnswer) or outcome.answer.error is None
         check = self._check(serving)
-        check.decided(outcome, self._request)
+        request = self._request
+        if told is not None and outcome.rest is not None:
+            assert request is not None
+            self._in_steps[told] = request
+        elif told is not None and told in self._in_steps:
+            request = self._in_steps[told] if outcome.answer is None else self._in_steps.pop(told)
+        check.decided(outcome, request)
         super()._carry_out(serving, outcome, told)
 
     def failed(self, what: str) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 from highwater.errors import ErrorCode
-from highwater.groups import reconciliation
+from highwater.groups import offsets, reconciliation
 from highwater.groups.config import GroupConfig
 from highwater.groups.group import Group
 from highwater.groups.member import next_assignment as real_next_assignment
 from highwater.groups.offsets import Offsets
 from highwater.groups.requests import LEAVING, FetchAnswer, FetchedOffset, FetchOffsets, GroupState, Heartbeat
+from highwater.groups.shard import GroupShard
+from highwater.groups.topics import TopicImage
 from highwater.log_storage.compaction.cleaner_pass import Cleaner
 from highwater.replica_manager.groups.hosted_shard import HostedShard
 from highwater.replica_manager.groups.member_streams import MemberStream, MemberStreams
@@ -93,6 +95,50 @@ def expired_in_a_rebalance() -> list[Any]:
         return group.offsets[partition].commit_time_ms + self._config.offsets_retention_ms
 
     return [patch.object(Offsets, "_expiry_ms", expiry_ms)]
+
+
+# 11.11
+
+
+def removed_by_name() -> list[Any]:
+    """With a topic go the offsets of another one of its name that this broker has not heard of yet."""
+
+    def remove_gone(self: Offsets, group: Group, topics: Any, now_ms: int) -> Iterator[None]:
+        gone = [each for each in group.offsets if each.topic in topics and self._image.named(each.topic) is None]
+        return self._remove_each(group, gone, now_ms)
+
+    return [patch.object(Offsets, "remove_gone", remove_gone)]
+
+
+def told_by_name() -> list[Any]:
+    def fetched_offset(partition: Any, kept: Any, image: TopicImage) -> FetchedOffset:
+        there = kept is None or image.named(partition.topic) is None or image.has(partition.topic, kept.topic_id)
+        return FetchedOffset(partition, kept if there else None)
+
+    return [patch.object(offsets, "fetched_offset", fetched_offset)]
+
+
+def overwritten_by_name() -> list[Any]:
+    return [patch.object(Offsets, "_check_kept", lambda *_: None)]
+
+
+def unknown_kept() -> list[Any]:
+    return [patch.object(GroupShard, "topics_known", lambda *_: iter(()))]
+
+
+def open_while_deleted() -> list[Any]:
+    real = GroupShard.__init__
+
+    def init(self: GroupShard, *args: Any) -> None:
+        real(self, *args)
+        self._being_deleted = _Nothing()
+
+    return [patch.object(GroupShard, "__init__", init)]
+
+
+class _Nothing(set[str]):
+    def __contains__(self, _: object) -> bool:
+        return False
 
 
 # 11.12
@@ -222,3 +268,22 @@ def isolated(settings: Settings) -> None:
     settings.session_ms, settings.controller_session_ms = 1500, 1000
     settings.fault_gap_ms, settings.outage_ms = 2000, 9000
     settings.loss = settings.stream_break = settings.slow = 0.0
+
+
+def remade(settings: Settings) -> None:
+    """Topics are deleted and made anew, and brokers that have not heard of it take groups over."""
+    weights = {"recreate topic": 1.0, "prefer leaders": 1.0, "expire lease": 1.0}
+    _groups(
+        settings, weights, work_gap_ms=30, idle=0.0, members=1, partitions=1, churn_gap_ms=2000, metadata_lag_ms=2000
+    )
+    settings.brokers, settings.replication_factor, settings.min_insync_replicas = 4, 2, 1  # half have no replica
+    settings.fault_gap_ms, settings.produce_gap_ms = 300, 1000
+    settings.loss = settings.stream_break = settings.slow = settings.late = 0.0
+
+
+def deleted(settings: Settings) -> None:
+    _groups(settings, {"expire lease": 1.0}, work_gap_ms=60, idle=0.0, members=2, partitions=8, churn_gap_ms=300)
+    settings.fault_gap_ms, settings.outage_ms = 2000, 300
+    settings.loss = settings.stream_break = settings.slow = settings.late = 0.0
+    assert settings.groups is not None
+    settings.groups.deletion_gap_ms, settings.groups.lost_deletions, settings.groups.removed_at_once = 1000, 0.3, 1

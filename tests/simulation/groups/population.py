@@ -9,6 +9,7 @@ from highwater.groups.group_partition import OFFSETS_TOPIC, partition_for
 from highwater.groups.requests import GroupState
 from highwater.model.partition import PartitionKey
 
+from .administrator import Administrator
 from .checks import GroupChecks
 from .compaction import Compaction
 from .member import CLIENT, Member
@@ -28,6 +29,7 @@ class Groups:
         self._settings = world.settings.groups
         self._random = world.scheduler.random
         self._names = [f"g{number}" for number in range(self._settings.groups)]
+        self.vacant: set[str] = set()  # groups that nobody joins
         self.calm = False
         self.finishing = False  # members commit where they are, and no more
 
@@ -36,6 +38,8 @@ class Groups:
             Watcher(self.world, group)
             for _ in range(self._settings.members):
                 self._later(int(self._random.random() * 1000), self._join, group)
+            if self._settings.deletion_gap_ms:
+                Administrator(self.world, group)
         self._later(1000, self._next)
         if self._settings.compaction_gap_ms:
             self._later(1000, self._compact)
@@ -75,7 +79,7 @@ class Groups:
 
     def _join(self, group: str) -> None:
         there = [each for each in self.checks.members if each.group == group and not each.left]
-        if len(there) > self._settings.members:
+        if len(there) > self._settings.members or group in self.vacant:
             return
         instance_id = ""
         if self._random.random() < self._settings.static:
@@ -85,6 +89,17 @@ class Groups:
 
     def _leave(self, member: Member) -> None:
         member.run(lambda: member.leave(static=self._random.random() < 0.5))
+
+    def vacate(self, group: str) -> None:
+        """All members go, and nobody comes until it is not `vacant` any more."""
+        self.vacant.add(group)
+        for member in [each for each in self.checks.members if each.group == group and not each.left]:
+            member.run(member.leave)
+
+    def come_back(self, group: str) -> None:
+        self.vacant.discard(group)
+        for _ in range(self._settings.members):
+            self._later(int(self._random.random() * 150), self._join, group)
 
     def _crash(self, member: Member) -> None:
         self.world.note("FAULT", "crash", member.name)
@@ -134,8 +149,6 @@ class Groups:
     def _unrest_of(self, group_id: str) -> str:
         world = self.world
         members = [each for each in self.checks.members if each.group == group_id]
-        if not members:
-            return ""
         number = partition_for(group_id, self._settings.offsets_partitions)
         state = world.history.states[PartitionKey(world.topics[OFFSETS_TOPIC].topic_id, number)]
         manager = world.nodes[state.leader].server() if state.leader >= 0 else None
@@ -143,6 +156,12 @@ class Groups:
         if shard is None:
             return f"broker {state.leader} does not coordinate {group_id}"
         group = shard.state.groups.get(group_id)
+        for partition, value in sorted(group.offsets.items()) if group is not None else ():
+            topic = world.topics.get(partition.topic)
+            if topic is None or topic.topic_id != value.topic_id:
+                return f"{group_id} has {value} of {partition}, which is gone"
+        if not members:  # whatever was left of it has expired
+            return "" if group is None else f"{group_id} has no members, and this is left: {vars(group)}"
         if group is None or group.state is not GroupState.STABLE:
             return f"{group_id} is not stable: {group and (group.state, group.members, group.targets, group.owners)}"
         wanted = {

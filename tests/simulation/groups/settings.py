@@ -26,6 +26,12 @@ class GroupSettings:
     give_up_ms: int = 0  # what a member takes to give partitions up, at the most
     compaction_gap_ms: int = 0  # between two passes over a broker's logs of the offsets topic; 0: there are none
     delete_retention_ms: int = NEVER_MS  # after which compaction drops tombstones
+    deletion_gap_ms: int = 0  # between two times that a group is emptied and deleted; 0: it never is
+    lost_deletions: float = 0.0  # the part of deletions in which the coordinator is killed
+    removed_at_once: int = 2  # offsets, of those that go in steps
+    known_within_ms: int = 10_000  # in which a broker hears of a topic
+    metadata_lag_ms: int = 0  # in which a broker takes up what it is told of topics, at the most
+    pending_bytes: int = 16 << 20  # of records that a shard lets wait to be committed
 
 
 def draw(random: Random) -> GroupSettings:
@@ -46,4 +52,9 @@ def draw(random: Random) -> GroupSettings:
         give_up_ms=random.choice((0, 100, 1500)),
         compaction_gap_ms=random.choice((0, 50, 50, 400)),
         delete_retention_ms=random.choice((400, 1500, NEVER_MS)),
+        deletion_gap_ms=random.choice((0, 1500, 4000)),
+        lost_deletions=random.choice((0.0, 0.3)),
+        removed_at_once=random.choice((1, 2, 500)),
+        metadata_lag_ms=random.choice((0, 0, 800)),
+        pending_bytes=random.choice((1000, 16 << 20, 16 << 20)),
     )
