@@ -16,6 +16,7 @@ GENERATED = "v1"
 
 # Short-lived, and awaited by who starts them, or their outcome is looked at when they are done.
 ALLOWED: dict[str, str] = {
+    "client/blocking/event_loop_thread.py _Work.begin": "a thread waits for its outcome, or has given it up",
     "client/blocking/producer.py Producer._begin_hand_over": "flush awaits it; no record ends it",
     "client/cluster/cluster.py Cluster._ask_in_turn": "one call each; all are awaited, the first answer counts",
     "client/cluster/broker_connections.py BrokerConnections.follow": "close awaits it; it raises nothing",
