@@ -68,7 +68,8 @@ class HostedShard:
         self._serving: _Serving | None = None
         self._loading = True  # else, without `_serving`: it waits until records can be committed
         self._changed: set[str] = set()  # topics that are others than they were, which is not all taken up
-        self._known_from_ms: int | None = None  # all topics that the log may speak of; None: what it says is looked at
+        # From then on a topic of a committed offset that is not there has gone; None: those offsets have been removed.
+        self._known_from_ms: int | None = None
         self._writable = asyncio.Event()  # set once it was dropped, when records can be committed again
         self._task = context.supervisor.run_forever(f"group-shard-{hosted.key.partition}", self._run)
 
