@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import inspect
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import get_type_hints
 
@@ -202,6 +206,30 @@ def test_tables_of_any_library_are_sent(address: str) -> None:
         assert sent.records == 2
         with pytest.raises(InvalidRequestError, match="takes a table of pyarrow, pandas, Polars or DuckDB .* not dict"):
             producer.send_table("t", {"key": ["a"]})  # type: ignore[arg-type]
+
+
+def test_an_error_keeps_nothing_of_its_caller() -> None:
+    """Not until the garbage collector comes: it may be a table of gigabytes."""
+
+    class Large:
+        pass
+
+    async def work() -> None:
+        raise KeyError("mine")
+
+    def fails() -> weakref.ref[Large]:
+        large = Large()
+        with contextlib.suppress(KeyError):
+            event_loop_thread().run(work(), 10)
+        return weakref.ref(large)
+
+    gc.disable()
+    try:
+        kept = fails()
+        event_loop_thread().run(asyncio.sleep(0), 10)  # the loop's own callbacks are done
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_that_came_of_another_one_is_told_as_it_is() -> None:

@@ -33,7 +33,10 @@ class _Work(Generic[ResultT]):
         if not self._done.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)):
             raise TimeoutError
         assert self._task is not None
-        return self._task.result()
+        try:
+            return self._task.result()
+        finally:
+            del self  # an error's traceback has this frame: what the caller has would wait for the garbage collector
 
     def begin(self) -> None:
         """On the loop."""
@@ -77,6 +80,8 @@ class EventLoopThread:
         except BaseException:
             self.loop.call_soon_threadsafe(handed.give_up)  # nothing, where it has ended
             raise
+        finally:
+            del handed
 
     def _run_loop(self) -> None:
         """asyncio lets `SystemExit` and `KeyboardInterrupt` out of the loop, after the task's caller was told: that one
