@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from types import FrameType
 
 import pytest
 from test_client_exit import serving
 
-from highwater.client import ClientClosedError
+from highwater.client import ClientClosedError, HighwaterError
 from highwater.client.blocking import Producer
 from highwater.client.blocking.event_loop_thread import event_loop_thread
+from highwater.client.blocking.producer import HAND_OVER_BYTES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
@@ -107,3 +109,21 @@ def test_a_producer_that_is_interrupted_sends_the_rest(address: str) -> None:
         if not interrupted and not stopped:
             break
     assert point > 50
+
+
+def test_what_an_interrupted_send_left_makes_room(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody handed it over, and what did not fit beside it waited in vain."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Producer(address, max_block_ms=5_000) as producer:
+        producer.send_and_wait("t", b"x")
+        with monkeypatch.context() as patched:
+            patched.setattr(event_loop_thread(), "call_soon", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                producer.send("t", b"x" * (HAND_OVER_BYTES // 2))
+        for _ in range(3):
+            producer.send("t", b"x" * (HAND_OVER_BYTES // 2))
+        with suppress(HighwaterError):  # they are larger than what is taken
+            producer.flush()

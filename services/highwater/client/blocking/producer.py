@@ -147,6 +147,7 @@ class Producer(BlockingClient[async_producer.Producer]):
         with self._lock:
             self._check_open()
             if self._pending_bytes + size > HAND_OVER_BYTES and self._pending:
+                self._want_hand_over()  # of a `send` that was interrupted
                 fits = self._room.wait_for(
                     lambda: self._pending_bytes + size <= HAND_OVER_BYTES or not self._pending, self._max_block_s
                 )
@@ -155,10 +156,14 @@ class Producer(BlockingClient[async_producer.Producer]):
                 self._check_open()
             self._pending.append((pending, size, (topic, value, key, headers, timestamp_ms, partition)))
             self._pending_bytes += size
-            if not self._handing_over:
-                event_loop_thread().call_soon(self._begin_hand_over)
-                self._handing_over = True  # last: an interrupt before it leaves a hand-over too many, not none
+            self._want_hand_over()
         return pending
+
+    def _want_hand_over(self) -> None:
+        """`_lock` is held."""
+        if not self._handing_over:
+            event_loop_thread().call_soon(self._begin_hand_over)
+            self._handing_over = True  # last: an interrupt before it leaves a hand-over too many, not none
 
     def _check_open(self) -> None:
         """Raises where the producer is closed: nobody would send what is taken in. `_lock` is held."""
