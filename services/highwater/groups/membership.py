@@ -24,6 +24,7 @@ from highwater.groups.requests import (
 )
 from highwater.groups.sessions import Sessions
 from highwater.groups.state import ShardState
+from highwater.groups.topics import TopicImage
 from highwater.groups.validity import check_names_of, check_pattern_of
 
 
@@ -32,9 +33,15 @@ class Membership:
     a push to the member that spoke."""
 
     def __init__(
-        self, state: ShardState, sessions: Sessions, reconciliation: Reconciliation, config: GroupConfig
+        self,
+        state: ShardState,
+        sessions: Sessions,
+        reconciliation: Reconciliation,
+        image: TopicImage,
+        config: GroupConfig,
     ) -> None:
         self._state = state
+        self._image = image
         self._sessions = sessions
         self._reconciliation = reconciliation
         self._config = config
@@ -85,7 +92,7 @@ class Membership:
         known = members.get(request.member_id)
         before = known or former
         replaced = before.subscription if before else NO_SUBSCRIPTION
-        refusal = check_pattern_of(group, subscription.pattern, replaced.pattern)
+        refusal = check_pattern_of(group, self._image, subscription.pattern, replaced.pattern)
         refusal = refusal or check_names_of(group, subscription.topics, replaced.topics)
         if refusal is not None:
             return SessionAnswer(error=refusal)
@@ -147,7 +154,7 @@ class Membership:
             )
             if not (value.topics or value.pattern):
                 return _refused(ErrorCode.INVALID_REQUEST, "a member subscribes to topics, or to a pattern")
-            refusal = check_pattern_of(group, value.pattern, member.subscription.pattern)
+            refusal = check_pattern_of(group, self._image, value.pattern, member.subscription.pattern)
             refusal = refusal or check_names_of(group, value.topics, member.subscription.topics)
             if refusal is not None:
                 return SessionAnswer(error=refusal)

@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
+from highwater.model.topic_name import LONGEST_TOPIC_NAME
+
 MOST_CHARACTERS = 255
 MOST_STATES = 500  # with a{3} counted as aaa
 MOST_PARTS = 10_000  # counted like that, with those that match nothing: ((){9}){9} has 90
 DEEPEST = 20  # groups within groups
 MOST_MOVES = 1_000  # that a pattern keeps
+MOST_MATCHED_BYTES = 4 << 20  # of names that a pattern of a group stands for: they are one record of the group's log
 
 # What names of topics consist of (`model.topic_name`): nothing else need ever match.
 ALPHABET = frozenset(string.ascii_letters + string.digits + "._-")
@@ -100,6 +103,27 @@ def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
     """Those of the names that the pattern matches. Raises `PatternError`."""
     matches = compile_pattern(pattern).matches
     return frozenset(name for name in names if matches(name))
+
+
+def has_room(names: frozenset[str]) -> bool:
+    """Tells whether any other name may stand beside these (`within_bound`)."""
+    count = len(names) + 1
+    return count * LONGEST_TOPIC_NAME <= MOST_MATCHED_BYTES or (
+        sum(map(len, names)) + LONGEST_TOPIC_NAME <= MOST_MATCHED_BYTES
+    )
+
+
+def within_bound(names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
+    """As many of the names as `MOST_MATCHED_BYTES` have room for: those that are `kept` first, then by name."""
+    if has_room(names) or sum(map(len, names)) <= MOST_MATCHED_BYTES:
+        return names
+    found, size = set[str](), 0
+    for name in sorted(names, key=lambda name: (name not in kept, name)):
+        size += len(name)
+        if size > MOST_MATCHED_BYTES:
+            break
+        found.add(name)
+    return frozenset(found)
 
 
 # Whether it matches the empty name, and the states that what it matches may begin and end in.

@@ -55,7 +55,7 @@ class GroupShard:
         self.state = ShardState()
         self._sessions = Sessions(self._timers, self._config.session_timeout_ms)
         self._reconciliation = Reconciliation(self.state, self._sessions, image, self._config)
-        self._membership = Membership(self.state, self._sessions, self._reconciliation, self._config)
+        self._membership = Membership(self.state, self._sessions, self._reconciliation, image, self._config)
         self._offsets = Offsets(self.state, self._sessions, self._timers, image, self._config)
         self._image = image
         self._being_deleted: set[str] = set()

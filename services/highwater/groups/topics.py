@@ -44,6 +44,7 @@ class TopicImage:
         self._by_id: dict[bytes, Topic] = {}
         self._gone: dict[bytes, None] = {}  # in the order in which they went
         self.version = 0  # counts the updates
+        self.names_bytes = 0  # of all names together
         self.update({topic.name: topic for topic in topics})
 
     def update(self, changed: Mapping[str, Topic | None]) -> None:
@@ -51,6 +52,7 @@ class TopicImage:
         self.version += 1
         for name, topic in changed.items():
             before = self._by_name.pop(name, None)
+            self.names_bytes += len(name) * ((topic is not None) - (before is not None))
             if before is not None and self._by_id.get(before.topic_id) is before:
                 del self._by_id[before.topic_id]
                 self._gone[before.topic_id] = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from highwater.errors import ErrorCode
 from highwater.groups.assignors import ASSIGNORS
 from highwater.groups.group import Group
-from highwater.groups.patterns import PatternError, compile_pattern
+from highwater.groups.patterns import MOST_MATCHED_BYTES, PatternError, compile_pattern, matching
 from highwater.groups.requests import Heartbeat, OffsetToCommit, Refusal, Subscription
 from highwater.groups.topics import TopicImage
 from highwater.model.topic_name import is_legal_topic_name
@@ -64,14 +64,31 @@ def check_subscription(subscription: Subscription) -> Refusal | None:
     return None
 
 
-def check_pattern_of(group: Group | None, pattern: str, former: str = "") -> Refusal | None:
+def check_pattern_of(group: Group | None, image: TopicImage, pattern: str, former: str = "") -> Refusal | None:
     """Of a member of that group, or of one that comes to be with it. `former`: its pattern until now, or that of the
     member whose place it takes. A group that has more, from before there was a bound, may change them and add none."""
     patterns = group.pattern_subscribers if group is not None else Counter[str]()
     count = len(patterns) - (patterns[former] == 1)
-    if not pattern or pattern in patterns or count < max(MOST_PATTERNS, len(patterns)):
+    if not pattern or pattern in patterns:
         return None
-    return _invalid(f"the group's members have {count} patterns: {MOST_PATTERNS} are the most, let some be the same")
+    if count >= max(MOST_PATTERNS, len(patterns)):
+        return _invalid(
+            f"the group's members have {count} patterns: {MOST_PATTERNS} are the most, let some be the same"
+        )
+    return _check_matches(pattern, image)
+
+
+def _check_matches(pattern: str, image: TopicImage) -> Refusal | None:
+    if image.names_bytes <= MOST_MATCHED_BYTES:
+        return None
+    matched = matching(pattern, image.names())
+    size = sum(map(len, matched))
+    if size <= MOST_MATCHED_BYTES:
+        return None
+    return _invalid(
+        f"the pattern {pattern!r} matches {len(matched)} topics with names of {size} bytes: {MOST_MATCHED_BYTES} are "
+        "the most, use several that match less"
+    )
 
 
 def check_names_of(group: Group | None, topics: frozenset[str], former: frozenset[str] = frozenset()) -> Refusal | None:

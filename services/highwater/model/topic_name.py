@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+LONGEST_TOPIC_NAME = 249
+_TOPIC = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST_TOPIC_NAME}}}")
 
 
 def is_legal_topic_name(topic: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from group_world import GROUP, load, subscription, topic
 
 from highwater.errors import ErrorCode
+from highwater.groups.patterns import MOST_MATCHED_BYTES
 from highwater.groups.records import Record
 from highwater.groups.requests import (
     AlterOffsets,
@@ -21,7 +22,7 @@ from highwater.groups.requests import (
     SessionAnswer,
 )
 from highwater.groups.shard import GroupShard
-from highwater.groups.topics import TopicImage
+from highwater.groups.topics import Topic, TopicImage
 from highwater.groups.validity import (
     LONGEST_GROUP_ID,
     MOST_ID_BYTES,
@@ -30,6 +31,7 @@ from highwater.groups.validity import (
     MOST_PATTERNS,
     MOST_TOPICS,
 )
+from highwater.model.topic_name import LONGEST_TOPIC_NAME
 
 
 def said(shard: GroupShard, member: str, pattern: str, epoch: int = 0) -> ErrorCode:
@@ -54,6 +56,44 @@ def test_members_share_a_number_of_patterns() -> None:
     # The only member that has a pattern may have another.
     assert said(shard, "m1", "another.*", epoch=epoch_of(shard, "m1")) is ErrorCode.NONE
     assert said(shard, "more", "t1.*", epoch=epoch_of(shard, "more")) is ErrorCode.INVALID_REQUEST
+
+
+LONG = [
+    topic(f"{number:05}".ljust(LONGEST_TOPIC_NAME, "x"), 1)
+    for number in range(MOST_MATCHED_BYTES // LONGEST_TOPIC_NAME)
+]
+
+
+def test_a_pattern_matches_no_more_than_a_record_may_hold() -> None:
+    """A larger record is none that the log takes: it ended the shard with each start of it."""
+    image = TopicImage(LONG)
+    shard = load([], image, 0)
+    assert said(shard, "first", ".*x") is ErrorCode.NONE
+    longest = "b".ljust(LONGEST_TOPIC_NAME, "x")
+    image.update({"another": topic("another", 1), longest: topic(longest, 1)})
+    assert said(shard, "more", ".*[xr]") is ErrorCode.INVALID_REQUEST
+    assert said(shard, "more", "another") is ErrorCode.NONE
+    # The one that the group has goes on.
+    assert said(shard, "first", ".*x", epoch=epoch_of(shard, "first")) is ErrorCode.NONE
+    assert said(shard, "third", ".*x") is ErrorCode.NONE
+
+
+def test_topics_that_come_later_are_left_out_until_there_is_room() -> None:
+    image = TopicImage(LONG)
+    shard = load([], image, 0)
+    assert said(shard, "m", ".*") is ErrorCode.NONE
+    all_of = {one.name for one in LONG}
+
+    def change(**topics: Topic | None) -> set[str]:
+        image.update(topics)
+        records = [record for outcome in shard.topics_changed(topics, 0) for record in outcome.records]
+        assert all(len(each.value or b"") < 1.1 * MOST_MATCHED_BYTES for each in records)
+        return set(shard.state.groups[GROUP].patterns[".*"])
+
+    room = MOST_MATCHED_BYTES - sum(map(len, all_of))
+    late, gone = "a" * (room + 1), LONG[7].name
+    assert change(**{late: topic(late, 1)}) == all_of
+    assert change(**{gone: None}) == all_of - {gone} | {late}
 
 
 def test_members_share_a_number_of_names() -> None:
