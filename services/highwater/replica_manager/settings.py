@@ -64,7 +64,7 @@ class ReplicaManagerSettings(
     connections_max_idle_ms: int = Field(600_000, ge=1, le=2**31 - 2)
     connections_max_calls_per_second: float = Field(500, gt=0, le=1e9)
     """Unary calls of one connection."""
-    connections_busy_calls_per_second: float = Field(100, gt=0, le=1e9)
+    connections_busy_calls_per_second: float = Field(50, gt=0, le=1e9)
     """Down to so many while the event loop has less than three fifths of its time to spare."""
     principals_max_calls_per_second: float = Field(2_000, gt=0, le=1e9)
     """Unary calls of one principal, by all of its connections; of who is anonymous, of one host."""
