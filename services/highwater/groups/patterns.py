@@ -105,20 +105,13 @@ def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if matches(name))
 
 
-def has_room(names: frozenset[str]) -> bool:
-    """Tells whether any other name may stand beside these (`within_bound`)."""
-    count = len(names) + 1
-    return count * LONGEST_TOPIC_NAME <= MOST_MATCHED_BYTES or (
-        sum(map(len, names)) + LONGEST_TOPIC_NAME <= MOST_MATCHED_BYTES
-    )
-
-
 def within_bound(names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
-    """As many of the names as `MOST_MATCHED_BYTES` have room for: those that are `kept` first, then by name."""
-    if has_room(names) or sum(map(len, names)) <= MOST_MATCHED_BYTES:
+    """As many of the names as `MOST_MATCHED_BYTES` have room for: those that are `kept`, which have, then by name."""
+    if len(names) * LONGEST_TOPIC_NAME <= MOST_MATCHED_BYTES or sum(map(len, names)) <= MOST_MATCHED_BYTES:
         return names
-    found, size = set[str](), 0
-    for name in sorted(names, key=lambda name: (name not in kept, name)):
+    found = set(names & kept)
+    size = sum(map(len, found))
+    for name in sorted(names - kept):
         size += len(name)
         if size > MOST_MATCHED_BYTES:
             break

@@ -8,7 +8,7 @@ from highwater.groups.assignors import ASSIGNORS, Subscriber
 from highwater.groups.config import GroupConfig
 from highwater.groups.group import Group
 from highwater.groups.member import NOTHING, Member, next_assignment
-from highwater.groups.patterns import has_room, matching, within_bound
+from highwater.groups.patterns import matching, within_bound
 from highwater.groups.records.keys import (
     CurrentAssignmentKey,
     GroupEpochKey,
@@ -105,9 +105,8 @@ class Reconciliation:
         there = {name for name in named if self._image.named(name) is not None and not is_internal_topic(name)}
         for pattern in sorted(group.pattern_subscribers):
             before = group.patterns.get(pattern)
-            if before is None or again or (named and not has_room(before)):  # some may have been left out
-                all_names = (name for name in self._image.names() if not is_internal_topic(name))
-                after = matching(pattern, all_names)
+            if before is None or again:
+                after = self._image.matching(pattern)
             else:
                 after = (before - named) | matching(pattern, there) if named else before
             after = within_bound(after, before or frozenset())

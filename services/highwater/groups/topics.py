@@ -8,7 +8,9 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 
+from highwater.groups.patterns import matching
 from highwater.model.partition import PartitionKey
+from highwater.model.topic_name import is_internal_topic
 
 KEPT_GONE = 50_000  # ids of topics that went, the last ones: their offsets are removed with the next look at changes
 
@@ -45,6 +47,7 @@ class TopicImage:
         self._gone: dict[bytes, None] = {}  # in the order in which they went
         self.version = 0  # counts the updates
         self.names_bytes = 0  # of all names together
+        self._matched: tuple[int, str, frozenset[str]] = (0, "", frozenset())  # at that version, by that pattern
         self.update({topic.name: topic for topic in topics})
 
     def update(self, changed: Mapping[str, Topic | None]) -> None:
@@ -86,6 +89,15 @@ class TopicImage:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
+
+    def matching(self, pattern: str) -> frozenset[str]:
+        """The topics that a pattern of a group matches: no internal ones (RULES 11.9). Looks at all names, but for what
+        it was asked last: a join asks twice."""
+        version, asked, found = self._matched
+        if version != self.version or asked != pattern:
+            found = matching(pattern, (name for name in self._by_name if not is_internal_topic(name)))
+            self._matched = (self.version, pattern, found)
+        return found
 
     def hash_of(self, names: Iterable[str]) -> int:
         """A signed 64-bit hash of those of the topics that exist; 0 for none of them, and practically never else."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from highwater.errors import ErrorCode
 from highwater.groups.assignors import ASSIGNORS
 from highwater.groups.group import Group
-from highwater.groups.patterns import MOST_MATCHED_BYTES, PatternError, compile_pattern, matching
+from highwater.groups.patterns import MOST_MATCHED_BYTES, PatternError, compile_pattern
 from highwater.groups.requests import Heartbeat, OffsetToCommit, Refusal, Subscription
 from highwater.groups.topics import TopicImage
 from highwater.model.topic_name import is_legal_topic_name
@@ -81,7 +81,7 @@ def check_pattern_of(group: Group | None, image: TopicImage, pattern: str, forme
 def _check_matches(pattern: str, image: TopicImage) -> Refusal | None:
     if image.names_bytes <= MOST_MATCHED_BYTES:
         return None
-    matched = matching(pattern, image.names())
+    matched = image.matching(pattern)
     size = sum(map(len, matched))
     if size <= MOST_MATCHED_BYTES:
         return None
